@@ -422,7 +422,7 @@ def test_times_after_those_of_nanoseconds_come_back(tmp_path, kind):
     write_forecasts(make_context(experiment), "step-7")
     path, coder = forecast_path(experiment), xr.coders.CFDatetimeCoder(time_unit="s")
     files = [path] if kind == "zarr" else sorted(path.glob("*.nc"))
-    found = [time for file in files for time in xr.open_dataset(file, decode_times=coder)["time"].values]
+    found = [time for file in files for time in xr.load_dataset(file, decode_times=coder)["time"].values]
     assert found[:2] == [np.datetime64("2300-03-04"), np.datetime64("2300-03-05")]
 
 
