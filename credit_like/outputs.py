@@ -72,7 +72,7 @@ def begins_with(mark: str) -> Callable[[Path], bool]:
     """Return a function that tells whether the first MiB of a file holds `mark`."""
 
     def holds(path: Path) -> bool:
-        if not path.is_file():  # a pipe would wait for a writer
+        if not os.path.isfile(path):  # a pipe would wait for a writer
             return False
         try:
             with path.open("rb") as file:

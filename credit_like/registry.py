@@ -19,7 +19,7 @@ import os
 import pkgutil
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -84,16 +84,20 @@ class Package:
         """Return what checkpoints store: name, path, version (`__version__` of its `__init__.py`) and content hash."""
         name = self.folders[0].name if os.path.isabs(self.plugin) else self.plugin
         version = next(filter(None, map(_version, self.folders)), None)
-        return {"name": name, "path": str(self.folders[0]), "version": version, "sha256": self._hash()}
+        return {"name": name, "path": str(self.folders[0]), "version": version, "sha256": self.hash()}
 
-    def _hash(self) -> str:
-        """Return a hash of the names and contents of all Python files and of all files in the plug-in folders."""
+    def hash(self, without: Collection[str] = ()) -> str:
+        """Return a hash of the names and contents of all Python files and of all files in the plug-in folders.
+
+        Those in the folders of the kinds `without` are left out.
+        """
         digest = hashlib.sha256()
         for folder in self.folders:
             files = set(folder.rglob("*.py"))
             for kind in FOLDERS.values():
                 files.update(file for file in (folder / kind).rglob("*") if file.is_file())
             inside = {file.relative_to(folder).as_posix(): file for file in files}
+            inside = {name: file for name, file in inside.items() if name.partition("/")[0] not in without}
             for name, file in sorted(inside.items()):
                 if not any(part[0] == "." or part == "__pycache__" for part in name.split("/")):
                     content = hashlib.sha256(file.read_bytes()).hexdigest()
@@ -170,6 +174,13 @@ def record(plugins: Sequence[str] = ()) -> list[dict[str, str | None]]:
     """Return name, path, version and content hash of each known folder and package of plug-ins."""
     with searching(plugins):
         return [package.record() for package in _known.get()]
+
+
+def forecast_hashes(plugins: Sequence[str] = ()) -> list[str]:
+    """Return a hash of each known folder and package of plug-ins, without what makes no difference to a forecast."""
+    without = [FOLDERS[kind] for kind in ("loss", "optimizer", "scheduler", "metric", "writer")]
+    with searching(plugins):
+        return [package.hash(without) for package in _known.get()]
 
 
 def changed(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -94,7 +94,7 @@ def newest_row(log: Path, *keys: str) -> dict[str, Any]:
 
 def _lines_backwards(path: Path) -> Iterator[bytes]:
     """Yield the lines of a file, the last one first; none of a file that cannot be read."""
-    if not path.is_file():
+    if not os.path.isfile(path):
         return
     try:
         with path.open("rb") as file:
@@ -129,7 +129,7 @@ def _lines_with(text: bytes, wanted: bytes) -> Iterator[bytes]:
 def regular_bytes(path: Path) -> bytes:
     """Return the content of a file; nothing of one that cannot be read or is no regular file, such as a pipe, which may wait."""
     try:
-        return path.read_bytes() if path.is_file() else b""
+        return path.read_bytes() if os.path.isfile(path) else b""
     except OSError:
         return b""
 

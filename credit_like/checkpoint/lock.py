@@ -19,7 +19,7 @@ from credit_like.checkpoint.errors import Locked
 log = logging.getLogger(__name__)
 
 _held: set[Path] = set()
-_NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}
+_NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP}
 
 
 class RunLock:

@@ -284,7 +284,7 @@ class FieldStore:
             )
         return np.flatnonzero(inside)
 
-    def reaches_over(self, periods: Periods, lacking: float = 0.1) -> bool:
+    def reaches_over(self, periods: Periods, lacking: float = 0.25) -> bool:
         """Return whether there are data from the start of the periods to their end, but for this part of them at either end."""
         positions = self.period(periods)
         first, last = parse(periods[0].start, self.calendar), parse(periods[-1].end, self.calendar)

@@ -241,15 +241,10 @@ def _identity(experiment: Experiment, forecast_plan: ForecastPlan, checkpoint: s
         "experiment": _kept(experiment),
         "bfloat16": computes_in_bfloat16(experiment),
         "checkpoint": checkpoint,
-        "plugins": _plugins(experiment),
+        "plugins": registry.forecast_hashes(experiment.plugins),
         "initial_times": init,
         "leads": list(forecast_plan.layout.leads),
     }
-
-
-def _plugins(experiment: Experiment) -> dict[str, str | None]:
-    """Return the hash of the files of each folder or package of plug-ins."""
-    return {str(each["name"]): each["sha256"] for each in registry.record(experiment.plugins)}
 
 
 def _kept(experiment: Experiment) -> dict[str, Any]:
@@ -265,7 +260,7 @@ def _kept(experiment: Experiment) -> dict[str, Any]:
 
 def _completed(experiment: Experiment, record: dict[str, Any]) -> dict[str, Any]:
     """Return the record of an earlier release with the defaults of keys that it lacks."""
-    record = {"plugins": _plugins(experiment), **record}
+    record = {"plugins": registry.forecast_hashes(experiment.plugins), **record}
     try:
         recorded = Experiment.model_validate({**experiment.to_dict(), **record["experiment"]})
     except (KeyError, TypeError, ValueError):

@@ -2,7 +2,7 @@
 
 Job scripts run `python -m credit_like.launch.chain begin SAVE_LOC MODE JOB SUBMISSION`. The history is
 `save_loc/jobs/history.jsonl` with one event per line: `submission` (with its name) before jobs are queued (the first may
-begin at once), `submitted` (with ids) afterwards or `withdrawn` if the scheduler refused one of them, then `begin`,
+begin at once), `submitted` (with its id) after each, `withdrawn` if the scheduler refused one of them, then `begin`,
 `extended` (with the next job) and `end`. `credit-like cancel` adds a `cancellation`, which stops every job that was
 submitted before, and `cancelled` for each job. The trainer's `status.json` shows whether work is left, and the newest
 checkpoint shows whether the previous job made progress.

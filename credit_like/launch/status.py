@@ -124,13 +124,19 @@ def job_rows(events: list[Event], states: dict[str, str]) -> list[JobRow]:
     The scheduler's state takes precedence over what the job itself recorded.
     """
     rows: dict[str, dict[str, Any]] = {}
+    jobs_of: dict[str | None, list[str]] = {}
     for event in events:
         kind, time = event["event"], event["time"]
-        if kind in ("submission", "withdrawn", "cancellation"):
+        if kind in ("submission", "cancellation"):
             continue
         if kind == "submitted":
+            jobs_of.setdefault(event.get("submission"), []).extend(event["ids"])
             for job in event["ids"]:  # the first may have begun before its id was recorded
                 rows.setdefault(job, {"mode": event["mode"], "state": "submitted"})
+        elif kind == "withdrawn":
+            for job in jobs_of.get(event["submission"], ()):
+                if rows[job]["state"] == "submitted":
+                    rows[job]["state"] = "withdrawn"
         elif kind == "extended":
             rows.setdefault(event["next"], {"mode": event["mode"], "state": "submitted"})
         else:

@@ -269,7 +269,7 @@ def _recorded(path: Path, variables: Variables) -> dict[str, list[str]]:
 def _of_the_files(
     source: Document, variables: Variables, logs: Mapping[str, float]
 ) -> dict[str, dict[str, list[Any]]] | None:
-    """Return the numbers of CREDIT's files of mean and standard deviation; None if they are not at hand.
+    """Return the numbers of CREDIT's files of mean and standard deviation; None if they are absent or those of other quantities.
 
     They hold whatever a model was trained with, such as residual standard deviations. In the first generation static and
     cyclic forcing fields are stored as the model sees them; in the second, whatever the files do not have.

@@ -61,7 +61,7 @@ def find(config: Config, variables: Variables) -> list[slice]:
 
 
 def check_data(config: Config, store: FieldStore) -> None:
-    """Raise UserError for a grid that does not cover the full circle of longitude, and for a period without data."""
+    """Raise UserError for a grid that is no full circle of longitude, and for a period that the data do not reach over."""
     if not config.variables:
         return
     if not store.grid.is_periodic:

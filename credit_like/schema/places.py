@@ -132,7 +132,7 @@ def _own_source(experiment: Experiment) -> str | None:
     if section is None or "\0" in section.path:
         return None
     place, source = os.path.realpath(experiment.save_loc), os.path.realpath(section.path)
-    if source == place or _inside(source, os.path.join(place, "checkpoints")):
+    if source == place or _inside(source, os.path.realpath(os.path.join(place, "checkpoints"))):
         return f"expected a folder apart from start_from.path, got {experiment.save_loc!r}, which holds {section.path}"
     return None
 

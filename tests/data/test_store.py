@@ -116,10 +116,11 @@ def test_statics_grid_times_and_index(stored):
     with pytest.raises(ValueError, match=r"2001-01-10T18:00:00"):
         store.index("2002-01-01T00:00:00")
     assert list(store.period(data.valid)) == list(range(24, 32))
-    # Data of ten days from 2001-01-01 on reach over a period of which they lack no more than a tenth at either end.
+    # Data of ten days from 2001-01-01 on reach over a period of which they lack no more than a quarter at either end.
     for first, last, reached in (
         ("2001-01-02", "2001-01-03", True),
         ("2000-12-31T18", "2001-01-10T18", True),
+        ("2000-12-29", "2001-01-10T18", True),
         ("2000-12-01", "2001-01-10T18", False),
         ("2001-01-01", "2001-03-01", False),
         ("2002-01-01", "2002-01-02", False),

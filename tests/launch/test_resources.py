@@ -340,6 +340,18 @@ def _stopped_at_the_second(monkeypatch, stop):
     monkeypatch.setattr(submit_module, "_submit_one", one)
 
 
+def test_the_jobs_of_a_refused_submission_are_withdrawn(tmp_path, pbs, monkeypatch):
+    """Those before it, of another submission, are not; the scheduler may have forgotten all of them."""
+    file = write_experiment(tmp_path, steps=1, seconds=0)
+    [first] = submit(file, python=python(tmp_path)).ids
+    (pbs.spool / "refuse").write_text("2")
+    with pytest.raises(ValueError, match="the jobs before it are cancelled"):
+        submit(file, chain=3, python=python(tmp_path), overrides=["trainer.epochs=200"], force=True)
+    rows = {row.job: row.state for row in job_rows(history(tmp_path / "run"), {})}
+    assert rows.pop(first) == "submitted"
+    assert list(rows.values()) == ["withdrawn"]
+
+
 def test_an_interrupted_submission_takes_its_jobs_back(tmp_path, pbs, monkeypatch):
     file = write_experiment(tmp_path, steps=1, seconds=0)
     before = _everything(tmp_path)

@@ -37,6 +37,10 @@ class Store:
     seconds = 946684800 + 21600 * np.arange(120)
     """From 2000-01-01 on."""
 
+    @property
+    def times(self):
+        return self.seconds.astype("datetime64[s]")
+
     def static(self, rows=slice(None), columns=slice(None)):
         """Surface geopotential in m² s⁻²."""
         return (3000.0 * np.sin(np.arange(HEIGHT * WIDTH)).reshape(1, HEIGHT, WIDTH)).astype(np.float32)[
@@ -294,6 +298,22 @@ def test_a_variable_of_the_oceans_takes_no_points_from_the_budgets_of_others(var
     wet = torch.cat([before[:, :8], after[:, 8:]], 1)
     fixed = rain(wet, before)
     np.testing.assert_allclose(area_mean(fixed[:, 8], grid), area_mean(fixed[:, 9], grid), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"type": "relax", "variables": ["Q"]},
+        {"type": "spherical-filter", "variables": ["Q"], "highest": 3},
+        {"type": "zonal-energy", "variables": ["Q"]},
+    ],
+    ids=lambda config: config["type"],
+)
+def test_an_analysis_is_no_climatology(variables, monkeypatch, config):
+    monkeypatch.setattr(Store, "period", lambda self, periods: np.arange(1))
+    monkeypatch.setattr(Store, "reaches_over", lambda self, periods: False)
+    with pytest.raises(ValueError, match=r"expected data of the period 2000-01-01\S* to 2000-02-01\S*, got 2000-01-01"):
+        build({**config, "climatology": PERIOD}, variables)
 
 
 def test_relaxation_needs_the_data_of_its_period(variables):

@@ -44,8 +44,8 @@ class ZarrWriter(Writer):
         return self._box
 
     def open(self) -> None:
-        # In this order, because another process may rename the one to the other in between.
-        if not (self.partial.exists() or self.path.exists()):
+        # Of one listing, because another process may rename the one to the other at any time.
+        if not {self.partial.name, self.path.name} & set(os.listdir(self.folder)):
             for mark in (self.folder / "done").glob("*"):
                 mark.unlink(missing_ok=True)  # of a store that somebody has removed
             self._create()
