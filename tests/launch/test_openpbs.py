@@ -41,7 +41,7 @@ MISSING = missing()
 
 @pytest.fixture(
     params=[
-        "stand-in",
+        pytest.param("stand-in", marks=pytest.mark.long),
         pytest.param("OpenPBS", marks=pytest.mark.skipif(MISSING is not None, reason=str(MISSING))),
     ]
 )
