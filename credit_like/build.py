@@ -282,7 +282,8 @@ def load_weights(context: Context, checkpoint: Checkpoint | None = None) -> str:
     """
     checkpoint = checkpoint or chosen_checkpoint(context.experiment, context.runtime)
     refuse_other(checkpoint, context.experiment, context.variables, context.statistics)
-    plugins = registry.changed(checkpoint.meta.get("plugins", []), registry.record(context.experiment.plugins))
+    with reading_metadata(checkpoint.folder):
+        plugins = registry.changed(checkpoint.meta.get("plugins", []), registry.record(context.experiment.plugins))
     if plugins and context.runtime.is_main:
         log.warning("plug-ins changed since %s: %s", checkpoint.name, "; ".join(plugins))
     average = set(checkpoint.names("ema/")) if context.experiment.inference.weights == "ema" else set()

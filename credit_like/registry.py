@@ -97,9 +97,10 @@ class Package:
             for kind in FOLDERS.values():
                 files.update(file for file in (folder / kind).rglob("*") if file.is_file())
             inside = {file.relative_to(folder).as_posix(): file for file in files}
-            inside = {name: file for name, file in inside.items() if name.partition("/")[0] not in without}
             for name, file in sorted(inside.items()):
-                if not any(part[0] == "." or part == "__pycache__" for part in name.split("/")):
+                if name.partition("/")[0] not in without and not any(
+                    part[0] == "." or part == "__pycache__" for part in name.split("/")
+                ):
                     content = hashlib.sha256(file.read_bytes()).hexdigest()
                     digest.update(f"{name}\0{content}\n".encode())
         return digest.hexdigest()

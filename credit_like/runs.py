@@ -60,8 +60,8 @@ def _folders(folder: Path) -> Iterator[Path]:
 
 def read_run(folder: Path) -> Run:
     """Return the facts in the files of a run; those of absent or damaged files are None."""
-    status = _json(regular_bytes(folder / "status.json"))
-    log = regular_bytes(folder / "log.jsonl")
+    status = _json(_bytes(folder / "status.json"))
+    log = _bytes(folder / "log.jsonl")
     last = newest_row(folder / "log.jsonl", "loss")
     validated = [row for row in map(_json, _lines_with(log, b'"valid_loss"')) if _is_number(row, "valid_loss")]
     # Losses of phases are not comparable: the best is that of the newest one.
@@ -126,7 +126,7 @@ def _lines_with(text: bytes, wanted: bytes) -> Iterator[bytes]:
         at = text.find(wanted, end)
 
 
-def regular_bytes(path: Path) -> bytes:
+def _bytes(path: Path) -> bytes:
     """Return the content of a file; nothing of one that cannot be read or is no regular file, such as a pipe, which may wait."""
     try:
         return path.read_bytes() if os.path.isfile(path) else b""
@@ -147,7 +147,7 @@ def experiment_keys(path: Path) -> dict[str, Any]:
 
     The file is parsed by top-level section, so that a section that many runs share is parsed once.
     """
-    text = regular_bytes(path).decode(errors="replace")
+    text = _bytes(path).decode(errors="replace")
     sections: list[list[str]] = []
     for line in text.splitlines():
         if sections and (not line or line[0] in " -#"):

@@ -91,7 +91,8 @@ class ShortForecasts:
             if stop():
                 return None
             some = slice(first, first + self.batch)
-            self._forecast(dealt[some], from_host(torch.tensor(counted[some]), runtime.device), climatology, sums)
+            weights = from_host(torch.tensor(counted[some]), runtime.device).to(runtime.device, non_blocking=True)
+            self._forecast(dealt[some], weights, climatology, sums)
         # A mean over ranks of sums; the domain ranks have the whole grid's scores each.
         total = runtime.sum_over_data(sums) * runtime.dp_size / runtime.domain_size
         scores = (total / len(self.init)).cpu()
