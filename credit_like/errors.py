@@ -9,7 +9,6 @@ import errno
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, EOFError)
 """Exceptions that the file libraries raise for incomplete or invalid files."""
@@ -124,18 +123,3 @@ def reading(what: str, path: object, advice: str) -> Iterator[None]:
         raise
     except UNREADABLE as error:
         raise UserError(f"expected {what}, got {path}, which cannot be read: {reason(error)}; {advice}") from error
-
-
-@contextmanager
-def replacing(path: Path, draft: Path) -> Iterator[Path]:
-    """Yield `draft`, a file to write, which takes the place of `path` if the block ends well and is removed otherwise.
-
-    Raises UserError where a folder is at `path`.
-    """
-    try:
-        yield draft
-        if path.is_dir():
-            raise UserError(f"expected a file or nothing at {path}, got a folder; remove it")
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)

@@ -1,14 +1,18 @@
-"""Checks of paths that a user names for results: they can be written, and replace nothing but what a command has made."""
+"""Files of results: they can be written, replace nothing but what a command has made, and are complete or not there."""
 
 from __future__ import annotations
 
+import glob
 import os
-from collections.abc import Callable
-from contextlib import suppress
+import shutil
+import socket
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from credit_like.errors import UserError, cut, replacing
+from credit_like.errors import UserError, cut
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -64,8 +68,50 @@ def save_figure(figure: Figure, path: Path, dpi: int) -> None:
     for text in set(figure.findobj(Text)) - numbers:
         if "$" in text.get_text():
             text.set_parse_math(False)
-    with replacing(path, path.with_name(f".{path.name}.part")) as draft:
+    with replacing(path) as draft:
         figure.savefig(draft, format="png", dpi=dpi, metadata=DRAWN)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a file to write, which takes the place of `path` if the block ends well and is removed otherwise.
+
+    Several processes may do so at once: the last one's file remains. Raises UserError where a folder is at `path`.
+    """
+    draft = draft_beside(path)
+    try:
+        yield draft
+        if path.is_dir():
+            raise UserError(f"expected a file or nothing at {path}, got a folder; remove it")
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def draft_beside(path: Path) -> Path:
+    """Return a hidden name of this process beside `path`; remove what dead processes of this host left under such names."""
+    # Of a fixed length, unlike the host's name: a name may be as long as `_LONGEST_NAME` - `_DRAFT`.
+    stem = f".{path.name}.{zlib.crc32(socket.gethostname().encode()):08x}-"
+    for left in path.parent.glob(f"{glob.escape(stem)}*"):
+        with suppress(OSError):
+            if not _is_alive(left.name.removeprefix(stem)):
+                shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
+    return path.with_name(f"{stem}{os.getpid()}")
+
+
+def _is_alive(pid: str) -> bool:
+    """Return whether `pid` may be a process other than this one; a name that is no number may be anyone's."""
+    if not pid.isdecimal():
+        return True
+    if int(pid) == os.getpid():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        pass
+    return True
 
 
 def begins_with(mark: str) -> Callable[[Path], bool]:

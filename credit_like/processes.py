@@ -1,16 +1,14 @@
-"""Life cycle of helper processes, which end with their parent or on its request, and temporary files of dead ones."""
+"""Life cycle of helper processes, which end with their parent or on its request."""
 
 from __future__ import annotations
 
 import ctypes
-import glob
 import os
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -94,28 +92,3 @@ def _state(pid: int) -> tuple[str, str] | None:
     except OSError:
         return None
     return fields[0], fields[19]
-
-
-def draft_beside(path: Path) -> Path:
-    """Return a temporary name of this process beside `path`; remove the files that dead ones of this host left there."""
-    stem = f".{path.name}.{socket.gethostname()}-"
-    for left in path.parent.glob(f"{glob.escape(stem)}*"):
-        with suppress(OSError):
-            if not _is_alive(left.name.removeprefix(stem)):
-                left.unlink()
-    return path.with_name(f"{stem}{os.getpid()}")
-
-
-def _is_alive(pid: str) -> bool:
-    """Return whether `pid` may be a process other than this one; a name that is no number may be anyone's."""
-    if not pid.isdecimal():
-        return True
-    if int(pid) == os.getpid():
-        return False
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):
-        pass
-    return True

@@ -13,9 +13,11 @@ from typing import Any
 import yaml
 
 from credit_like.errors import UserError
+from credit_like.small_files import LOG_BYTES, read_small, yaml_values
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _BLOCK = 64 * 1024  # bytes of a log that are read at once, from the end
+_LONGEST_LINE = 16 * 2**20
 _OWN = ("name", "save_loc")
 """Keys in which every run differs."""
 
@@ -104,6 +106,8 @@ def _lines_backwards(path: Path) -> Iterator[bytes]:
                 file.seek(start)
                 first, *others = (file.read(end - start) + first).split(b"\n")
                 yield from reversed(others)
+                if len(first) > _LONGEST_LINE:  # no log, but perhaps a file of zeros of any size
+                    return
             yield first
     except OSError:
         return
@@ -127,10 +131,10 @@ def _lines_with(text: bytes, wanted: bytes) -> Iterator[bytes]:
 
 
 def _bytes(path: Path) -> bytes:
-    """Return the content of a file; nothing of one that cannot be read or is no regular file, such as a pipe, which may wait."""
+    """Return the content of a file; nothing of one that cannot be read, such as a pipe or one that no run writes."""
     try:
-        return path.read_bytes() if os.path.isfile(path) else b""
-    except OSError:
+        return read_small(path, LOG_BYTES)
+    except (OSError, ValueError):
         return b""
 
 
@@ -163,8 +167,8 @@ def experiment_keys(path: Path) -> dict[str, Any]:
 @lru_cache(maxsize=8192)
 def _section(text: str) -> dict[str, Any]:
     try:
-        return dict(_leaves(yaml.load(text, _LOADER) or {}))
-    except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: of a date, or of a number of thousands of digits
+        return dict(_leaves(yaml_values(text, _LOADER) or {}))
+    except ValueError:
         return {}
 
 

@@ -12,7 +12,7 @@ from credit_like.checkpoint.export import load_export
 from credit_like.data.files.regrid import read_weights
 from credit_like.data.solar import read_irradiance
 from credit_like.derive.levels import read_levels
-from credit_like.errors import UserError, reason, replacing
+from credit_like.errors import UserError, reason
 from credit_like.migrate import document
 from credit_like.plan.machine import machine_of
 
@@ -65,23 +65,3 @@ def test_a_file_that_cannot_be_read_is_one_line_with_its_path(tmp_path, read, ki
 )
 def test_reasons(error, text) -> None:
     assert reason(error) == text
-
-
-def write_half(path: Path) -> None:
-    path.write_text("ha")
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def test_a_draft_replaces_the_file_whole_or_is_removed(tmp_path) -> None:
-    path, draft = tmp_path / "scores.csv", tmp_path / ".draft"
-    with replacing(path, draft) as file:
-        file.write_text("new")
-    assert path.read_text() == "new"
-    with pytest.raises(OSError, match="No space"), replacing(path, draft) as file:
-        write_half(file)
-    assert path.read_text() == "new"
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    with pytest.raises(UserError, match="got a folder"), replacing(folder, draft) as file:
-        file.write_text("new")
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["folder", "scores.csv"]

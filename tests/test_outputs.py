@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import multiprocessing
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +20,7 @@ from credit_like.data.statistics import Statistics
 from credit_like.data.tools.prepare import prepare
 from credit_like.errors import UserError
 from credit_like.evaluation.compare_page import write_comparison
+from credit_like.outputs import draft_beside, replacing
 from credit_like.plan import calibrate
 from credit_like.plan.machine import PRESETS
 from credit_like.plan.memory_plot import check_plot, plot_memory
@@ -198,3 +201,53 @@ def test_statistics_and_a_climatology_are_made_anew(tmp_path) -> None:
 def test_a_plot_of_no_known_kind_is_refused(tmp_path, name) -> None:
     with pytest.raises(UserError, match=r"--plot: expected a file that ends in \.png, \.svg, \.pdf"):
         check_plot(tmp_path / name)
+
+
+def write_half(path: Path) -> None:
+    path.write_text("ha")
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_draft_replaces_the_file_whole_or_is_removed(tmp_path) -> None:
+    path = tmp_path / "scores.csv"
+    with replacing(path) as file:
+        file.write_text("new")
+    assert path.read_text() == "new"
+    with pytest.raises(OSError, match="No space"), replacing(path) as file:
+        write_half(file)
+    assert path.read_text() == "new"
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with pytest.raises(UserError, match="got a folder"), replacing(folder) as file:
+        file.write_text("new")
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["folder", "scores.csv"]
+
+
+def test_two_processes_may_write_one_file_at_once(tmp_path) -> None:
+    """Each has a draft of its own; a dead one's is removed, file or folder, and that of a process of another host stays."""
+    path = tmp_path / "scores.csv"
+    draft_beside(path).mkdir()
+    dead = draft_beside(path).with_name(draft_beside(path).name.replace(str(os.getpid()), "4194305"))  # above any pid
+    dead.mkdir()
+    (dead / "x").write_text("")
+    elsewhere = tmp_path / ".scores.csv.00000000-4194305"
+    elsewhere.write_text("")
+    begun, go_on = multiprocessing.Event(), multiprocessing.Event()
+
+    def slow() -> None:
+        with replacing(path) as draft:
+            draft.write_text("slow")
+            begun.set()
+            go_on.wait(60)
+
+    process = multiprocessing.get_context("fork").Process(target=slow)
+    process.start()
+    assert begun.wait(60)
+    with replacing(path) as draft:
+        draft.write_text("fast")
+    assert path.read_text() == "fast"
+    go_on.set()
+    process.join(60)
+    assert process.exitcode == 0
+    assert path.read_text() == "slow"
+    assert sorted(one.name for one in tmp_path.iterdir()) == sorted([elsewhere.name, "scores.csv"])

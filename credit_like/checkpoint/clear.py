@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from credit_like.checkpoint.files import remove
-from credit_like.checkpoint.lock import RunLock
 from credit_like.errors import UserError, reason
+from credit_like.lock import RunLock
 from credit_like.schema.places import FILES, RECORD, is_run, shows_a_run
 
 _CHECKPOINTS = ("step-*", ".step-*.tmp", ".trash-step-*", ".damaged-step-*")
 _FORECASTS = (
     "forecast.zarr", "forecast.zarr.*part", "forecast/*.nc", "forecast/*.nc.part", "forecast/*.grib", "forecast/*.grib.part",
-    "done/*", "forecast.json*",
+    "done/*", "forecast.json*", ".lock",
 )  # fmt: skip
 
 
@@ -55,7 +55,8 @@ def _clear(save_loc: Path, statistics: bool) -> None:
         made += [path for pattern in _FORECASTS for path in (save_loc / "forecasts").glob(pattern)]
     if statistics:
         made += [save_loc / "statistics.nc", *save_loc.glob(".statistics.nc.*")]
-    made += [save_loc / name for file in FILES[::-1] for name in (f".{file}.tmp", file)]
+    for file in FILES[::-1]:
+        made += [*save_loc.glob(f".{file}.*"), save_loc / file]
     for path in made:
         remove(path)
     for name in ("checkpoints", "tensorboard", "tracking", "hang", "forecasts/forecast", "forecasts/done", "forecasts"):

@@ -14,9 +14,9 @@ from typing import Any
 from rich.table import Table
 
 from credit_like.checkpoint.errors import reading_metadata
-from credit_like.checkpoint.lock import RunLock
 from credit_like.checkpoint.manager import Checkpoint, Rank, prune, steps
 from credit_like.errors import RunError, UserError
+from credit_like.lock import RunLock
 from credit_like.terminal import fitted, folding_table, plain_console
 
 

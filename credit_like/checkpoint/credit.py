@@ -25,10 +25,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from credit_like.checkpoint.files import replace_file
-from credit_like.errors import UserError, reason, replacing
+from credit_like.errors import UserError, reason
 from credit_like.models import wxformer
 from credit_like.nn import spectral_norm
-from credit_like.outputs import begins_with, check_own
+from credit_like.outputs import begins_with, check_own, replacing
+from credit_like.small_files import read_yaml, require_regular
 
 _SAME = (
     "dim",
@@ -168,6 +169,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
     """
     path = Path(path)
     try:
+        require_regular(path)
         _refuse_packed(path)
         if path.suffix == ".safetensors":
             return dict(load_file(path))
@@ -412,7 +414,7 @@ def write_weights(
     out.parent.mkdir(parents=True, exist_ok=True)
     about = {"model": described, **(metadata or {})}
     section = yaml.safe_dump({"model": described["config"]}, sort_keys=False, default_flow_style=None)
-    with replacing(out, out.with_name(f".{out.name}.tmp")) as draft:
+    with replacing(out) as draft:
         save_file(weights, draft, metadata={key: json.dumps(value) for key, value in about.items()})
         replace_file(_section_file(out), f"{_HEADER}\n{section}".encode())
     return out
@@ -420,8 +422,8 @@ def write_weights(
 
 def _yaml(path: Path) -> Any:
     try:
-        return yaml.safe_load(path.read_text())
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        return read_yaml(path)
+    except (OSError, ValueError) as error:
         raise UserError(f"{path}: expected CREDIT's YAML, got a file that cannot be read: {reason(error)}") from error
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from credit_like.errors import UserError
+from credit_like.small_files import read_small
 
 
 @dataclass(frozen=True)
@@ -35,13 +36,13 @@ def read_scalers(path: Path) -> dict[str, Scaler]:
     Raises UserError for a file of another kind.
     """
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_small(path))
         found: dict[str, Scaler] = {}
         for part in ("input", "target"):
             for variables in content.get(part, {}).values():
                 for name, text in variables.items():
                     found.setdefault(name, _scaler(json.loads(text) if isinstance(text, str) else text))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(
             f"{path}: expected a scaler file of CREDIT's second generation, got {error!r}; give the file or remove it"
         ) from error

@@ -19,10 +19,6 @@ class SaveFailed(Exception):
     """A checkpoint could not be written; earlier checkpoints are unaffected."""
 
 
-class Locked(UserError):
-    """Another process uses this run folder."""
-
-
 def unreadable(path: object, error: Exception) -> DamagedCheckpoint | RunError:
     """Return the error to raise for a file of a checkpoint that cannot be read: damage, or a RunError for what may pass.
 

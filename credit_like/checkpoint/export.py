@@ -30,12 +30,13 @@ from credit_like.checkpoint.files import replace_file
 from credit_like.checkpoint.format import MANIFEST, write_tensors
 from credit_like.checkpoint.manager import Checkpoint, CheckpointManager, examined, none_intact, steps
 from credit_like.derive.levels import SHIPPED, read_levels
-from credit_like.errors import UserError, reason, replacing
+from credit_like.errors import UserError, reason
 from credit_like.nn import spectral_norm
 from credit_like.nn.lora import merged
-from credit_like.outputs import begins_with, check_own
+from credit_like.outputs import begins_with, check_own, replacing
 from credit_like.parallel.runtime import Runtime
 from credit_like.schema.origin import LoraConf
+from credit_like.small_files import require_regular
 
 _PURPOSE = "that steps the atmosphere forward by"
 """Words of every model card."""
@@ -158,7 +159,7 @@ def export(save_loc: Path, out: Path, weights: str = "ema", step: int | None = N
         metadata = describe(checkpoint, weights)
         text = card(out, metadata, tensors)
     out.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(out, out.with_name(f".{out.name}.tmp")) as draft:
+    with replacing(out) as draft:
         write_tensors(draft, tensors, {key: json.dumps(value) for key, value in metadata.items()})
     replace_file(out.with_suffix(".md"), text.encode())
     return out
@@ -219,10 +220,11 @@ def load_export(path: str | Path) -> Export:
     """
     path = Path(path)
     try:
+        require_regular(path)
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, ValueError) as error:
         raise DamagedCheckpoint(f"{path} is not readable: {reason(error, path)}") from error
     if "model" not in metadata:
         raise UserError(

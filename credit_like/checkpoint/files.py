@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from credit_like.errors import replacing
+from credit_like.outputs import replacing
 
 _ENCODER = json.JSONEncoder(sort_keys=True, allow_nan=False)
 _BLOCK = 1 << 22
@@ -34,7 +34,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 def replace_file(path: Path, content: bytes) -> None:
     """Replace a file atomically: a reader, or a crash, finds either the old or the new content."""
-    with replacing(path, path.with_name(f".{path.name}.tmp")) as draft:
+    with replacing(path) as draft:
         write_bytes(draft, content)
     sync_folder(path.parent)
 

@@ -37,6 +37,7 @@ from credit_like.checkpoint.errors import DamagedCheckpoint, unreadable
 from credit_like.checkpoint.files import digest, to_json
 from credit_like.errors import UserError
 from credit_like.parallel.shards import Division
+from credit_like.small_files import read_small
 
 FORMAT = 2
 MANIFEST = "manifest.json"
@@ -132,15 +133,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """
     path = folder / MANIFEST
     try:
-        if path.exists() and not path.is_file():
-            raise DamagedCheckpoint(f"{path} is not a file")
-        content = path.read_bytes()
+        content = read_small(path)
         body = json.loads(content)
         checksum = body.pop("checksum")
         sealed = content.replace(_checksum_line(checksum), b"", 1)
         intact = hashlib.sha256(sealed).hexdigest() == checksum
-    except DamagedCheckpoint:
-        raise
     except FileNotFoundError as error:
         raise DamagedCheckpoint(f"{path} is missing") from error
     except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:

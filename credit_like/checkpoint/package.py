@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,8 +26,9 @@ from credit_like.data.files import netcdf_files
 from credit_like.data.store import FieldStore, open_store
 from credit_like.errors import UserError, reading, reason
 from credit_like.naming import weights_text
-from credit_like.outputs import check_new
+from credit_like.outputs import check_new, draft_beside
 from credit_like.schema.experiment import Experiment
+from credit_like.small_files import read_small
 from credit_like.variables import ROLES, Variables
 
 CARD, CONFIG, WEIGHTS, STATIC = "README.md", "config.json", "model.safetensors", "static.nc"
@@ -58,10 +58,10 @@ def open_package(name: str | Path, locate: Callable[[str], str | Path] | None = 
     """
     locate = locate or (lambda file: Path(name) / file)
     try:
-        config = json.loads(Path(locate(CONFIG)).read_bytes())
+        config = json.loads(read_small(Path(locate(CONFIG))))
         recorded = {file: config["files"][file]["sha256"] for file in config["files"]}
         known = config["format"] == _FORMAT and WEIGHTS in recorded and recorded.keys() <= {WEIGHTS, STATIC}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(
             f"{name}: expected a model package with {CONFIG}, got {error!r}; write it with `credit-like export RUN --package "
             "FOLDER`"
@@ -108,7 +108,7 @@ def write_package(save_loc: str | Path, folder: Path, weights: str = "ema", lice
     save_loc = Path(save_loc)
     run = save_loc.absolute().parent.parent if (save_loc / MANIFEST).is_file() else save_loc
     check_new("--package", folder)
-    draft = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    draft = draft_beside(folder)
     draft.mkdir(parents=True)
     try:
         weights_file = export(save_loc, draft / WEIGHTS, weights)
@@ -135,6 +135,7 @@ def write_package(save_loc: str | Path, folder: Path, weights: str = "ema", lice
         lines = [*_data_lines(experiment), *table]
         text = card(weights_file, made.metadata, made.weights, lines, usage)
         write_bytes(draft / CARD, (_front_matter(experiment, licence) + text).encode())
+        check_new("--package", folder)  # another process may have been faster
         draft.rename(folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)

@@ -42,6 +42,7 @@ from credit_like.nn.linear import Lora
 from credit_like.parallel.runtime import Runtime
 from credit_like.parallel.unwrap import canonical_name, get_raw_model
 from credit_like.schema.origin import LoraConf, StartFrom
+from credit_like.small_files import require_regular
 from credit_like.variables import ROLES, Variables
 
 Normalisation = Mapping[str, Mapping[str, Sequence[Any]]]
@@ -109,7 +110,7 @@ class Source:
         source, refused, cause = None, None, None
         try:
             source = cls._of_file(path) if path.is_file() else cls._of_run(path, section.weights, runtime)
-        except (DamagedCheckpoint, SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
+        except (DamagedCheckpoint, SafetensorError, KeyError, TypeError, ValueError, OSError, RecursionError) as error:
             cause, told = error, f"no {error}" if isinstance(error, KeyError) else str(error)
             refused = f"start_from.path: expected a run, a checkpoint or an export, got {path}: {told}; change the path"
         if refused := (runtime or alone).first(refused):
@@ -143,6 +144,7 @@ class Source:
 
     @classmethod
     def _of_file(cls, path: Path) -> Source:
+        require_regular(path)
         with safe_open(path, framework="pt") as file:
             metadata = {key: json.loads(value) for key, value in (file.metadata() or {}).items() if key != "format"}
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (no mapping)

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from credit_like.data.times import Times, from_seconds, seconds, to_text, year_fraction
-from credit_like.errors import UserError, reason
+from credit_like.errors import UserError, cut, reason
+from credit_like.small_files import read_small
 
 SOLAR_CONSTANT = 1360.8
 """W m-2 at the mean distance of the Sun (Kopp and Lean 2011, doi:10.1029/2010GL045777)."""
@@ -82,8 +83,8 @@ def read_irradiance(path: str) -> Irradiance:
     years: list[int] = []
     values: list[float] = []
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_small(Path(path)).decode().splitlines()
+    except (OSError, ValueError) as error:
         raise UserError(f"expected a table of years and W m-2, got {path}: {reason(error)}; change the path") from error
     for number, line in enumerate(lines, 1):
         text = line.partition("#")[0].strip()
@@ -105,7 +106,9 @@ def _parsed(text: str, where: str) -> tuple[int, float]:
         year, value = text.replace(",", " ").split()
         parsed = int(year), float(value)
     except ValueError as error:
-        raise UserError(f"{where}: expected a whole year and its W m-2, got {text!r}; change the line") from error
+        raise UserError(
+            f"{where}: expected a whole year and its W m-2, got {cut(repr(text), 80)}; change the line"
+        ) from error
     if not (np.isfinite(parsed[1]) and parsed[1] > 0):
         raise UserError(f"{where}: expected W m-2 above 0, got {parsed[1]:g}; change the line")
     return parsed

@@ -27,9 +27,9 @@ from credit_like.data import units
 from credit_like.data.files import netcdf_files
 from credit_like.data.store import Fields, FieldStore
 from credit_like.data.times import from_seconds, parse, to_text
-from credit_like.errors import UserError, reading, replacing
+from credit_like.errors import UserError, reading
 from credit_like.naming import counted
-from credit_like.processes import draft_beside
+from credit_like.outputs import replacing
 from credit_like.registry import did_you_mean
 from credit_like.schema.data import DataSection, Periods
 from credit_like.variables import Variable, Variables
@@ -157,7 +157,7 @@ class Statistics:
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         encoding = {"valid": {"zlib": True, "dtype": "i1"}}
-        with replacing(path, draft_beside(path)) as draft:
+        with replacing(path) as draft:
             netcdf_files.save(self.dataset.assign(valid=self.dataset["valid"].astype("i1")), draft, encoding)
             with open(draft, "rb") as written:
                 os.fsync(written.fileno())

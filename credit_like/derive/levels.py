@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
 from credit_like.errors import UserError, reading
+from credit_like.small_files import read_yaml
 
 SHIPPED = {"era5-137": "era5-137.yml"}
 """Name in an experiment → file beside this module."""
@@ -99,18 +99,15 @@ def read_levels(where: str | Mapping[Literal["a", "b", "lev"], Sequence[float]])
 
 
 def _read_yaml(path: Path) -> dict[str, NDArray[np.float64]]:
-    try:
-        content = yaml.safe_load(path.read_text())
-    except yaml.YAMLError as error:
-        raise ValueError(str(error)) from error
+    content = read_yaml(path)
     if not isinstance(content, dict):
         return {}
     return {str(name): np.array(values, np.float64) for name, values in content.items()}
 
 
 def _read_netcdf(path: Path) -> dict[str, NDArray[np.float64]]:
-    import netCDF4
+    from credit_like.data.files import netcdf_files
 
     wanted = {name for pair in _NAMES for name in pair} | {"lev", *_REFERENCE}
-    with netCDF4.Dataset(path) as dataset:
+    with netcdf_files.reading(path) as dataset:
         return {name: np.asarray(v[...], np.float64) for name, v in dataset.variables.items() if name in wanted}

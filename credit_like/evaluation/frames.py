@@ -11,8 +11,10 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from credit_like.errors import UserError, replacing
+from credit_like.errors import UserError, reading
 from credit_like.evaluation.collect import BY_INIT
+from credit_like.outputs import replacing
+from credit_like.small_files import LOG_BYTES, read_small
 
 COLUMNS = ("source", "variable", "level", "metric", "region", "lead_hours", "value", "units")
 BY_INIT_COLUMNS = (*COLUMNS[:6], "statistic", "init_time", *COLUMNS[6:])
@@ -67,7 +69,7 @@ def by_init_frame(results: xr.Dataset, source: str, metric: str, region: str) ->
 def save_scores(results: xr.Dataset, folder: Path) -> Path:
     """Write the frame of the scores to `scores.csv`."""
     path = folder / "scores.csv"
-    with replacing(path, path.with_suffix(".csv.part")) as draft:
+    with replacing(path) as draft:
         scores_frame(results).to_csv(draft, index=False)
     return path
 
@@ -80,12 +82,13 @@ def log_frame(folder: Path) -> pd.DataFrame:
     path = folder / "log.jsonl"
     if not path.is_file():
         raise UserError(f"expected the folder of a run, got {folder}, which has no log.jsonl; change it")
-    lines = path.read_bytes().splitlines(keepends=True)
+    with reading("the log of a run", path, "remove it"):
+        lines = read_small(path, LOG_BYTES).splitlines(keepends=True)
     rows = []
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             row = None
         if isinstance(row, dict):
             rows.append(_flat(row))

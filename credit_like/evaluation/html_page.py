@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from credit_like.errors import replacing
+from credit_like.outputs import replacing
 
 REPORT_MARK = '<meta name="generator" content="credit-like evaluate">'
 """A line of every report."""
@@ -37,6 +37,6 @@ def render(template: str, data: Mapping[str, Any], title: str) -> str:
 def save_page(text: str, path: Path) -> Path:
     """Write a page atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path, path.with_name(f".{path.name}.part")) as draft:
+    with replacing(path) as draft:
         draft.write_text(text, encoding="utf-8")
     return path

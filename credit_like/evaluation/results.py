@@ -14,9 +14,10 @@ import xarray as xr
 from credit_like.data import units
 from credit_like.data.aliases import find, other_quantity
 from credit_like.data.files import netcdf_files
-from credit_like.errors import UserError, reading, replacing
+from credit_like.errors import UserError, reading
 from credit_like.evaluation.scorecard import IN_UNITS
 from credit_like.evaluation.sources import levels_in
+from credit_like.outputs import replacing
 from credit_like.schema.experiment import Experiment
 
 _LOG = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ def save_results(results: xr.Dataset, folder: Path) -> list[Path]:
         one = one.drop_vars(["source", "provenance"])
         one["lead_time"].encoding = {"units": "hours", "dtype": "float64"}
         by_init = {str(name): {"zlib": True} for name, array in one.data_vars.items() if "init_time" in array.dims}
-        with replacing(path, path.with_suffix(".nc.part")) as draft:
+        with replacing(path) as draft:
             netcdf_files.save(one, draft, by_init)
         paths.append(path)
     return paths

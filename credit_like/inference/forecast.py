@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,7 @@ from credit_like.inference.paths import forecast_path
 from credit_like.inference.plan import ForecastPlan, output_attributes, plan
 from credit_like.inference.times import times_at
 from credit_like.inference.writers._base import Background, ForecastKey, Writer, claim
+from credit_like.lock import FileLock
 from credit_like.naming import hours_text
 from credit_like.parallel.domain.manager import get_domain_manager
 from credit_like.parallel.domain.spatial import ChunkShare
@@ -42,6 +44,7 @@ from credit_like.variables import Variables
 
 _LOG = logging.getLogger(__name__)
 _WAITING = 4  # batches of fields that may wait for the disk
+_LOCK_PATIENCE = 60.0  # seconds that a predecessor which is being ended has to release its forecasts
 
 Unit = list[list[ForecastKey]]
 """Batches of (initial time, member) that one process computes, and of which all or none are complete."""
@@ -85,7 +88,7 @@ def write_forecasts(
     neighbouring points, they send all variables to the first one at once. Forecasts of times of `trained_on`, which the
     weights were trained on, are counted in a warning. `progress(done, of)` counts steps. A forecast that overflows is
     written as it is, and a warning says from which lead on it is not finite. Raises UserError before anything is written
-    for an invalid request, and RuntimeError if writing fails.
+    for an invalid request, Locked where another process writes one of these forecasts, and RuntimeError if writing fails.
     """
     experiment, store, stepper = context.experiment, context.store, context.stepper
     derive, manager = _Derive.of(context), get_domain_manager(stepper.model)
@@ -111,32 +114,48 @@ def write_forecasts(
     ]
     # A rank that writes what others computed holds one lead of it, not several, besides those that share a chunk.
     names = list(layout.chosen) if share is not None and share.alone and not from_whole else [None]
-    background = Background(_WAITING if names == [None] else len(names))
     steps, done = forecast_plan.leads * sum(map(len, todo)), 0
     tells = collects and (share is None or share.first)
+    lock = _lock(folder, forecast_plan, todo) if tells and todo else nullcontext()
     stepper.eval()
-    try:
-        for unit in todo:
-            states = _states(context, forecast_plan, unit, noise, perturb)
-            for places, lead, state in _watched(states, context, forecast_plan, background if tells else None):
-                if collects and lead in layout.leads:
-                    for name, fields in _fields(stepper, state, share, derive, layout, names):
-                        background.submit(partial(_write, writer, places, layout.leads.index(lead), name, fields))
-                done += 1
-                if progress is not None:
-                    progress(done, steps)
-            if share is not None and not share.alone:
-                background.flush()
-                share.wait_for_all(context.runtime.device)
-            if tells:
-                background.submit(partial(_complete, writer, unit))
-        background.close()
-    except BaseException:
-        background.abandon()
-        writer.abandon()
-        raise
+    with lock:
+        background = Background(_WAITING if names == [None] else len(names))
+        try:
+            for unit in todo:
+                states = _states(context, forecast_plan, unit, noise, perturb)
+                for places, lead, state in _watched(states, context, forecast_plan, background if tells else None):
+                    if collects and lead in layout.leads:
+                        for name, fields in _fields(stepper, state, share, derive, layout, names):
+                            background.submit(partial(_write, writer, places, layout.leads.index(lead), name, fields))
+                    done += 1
+                    if progress is not None:
+                        progress(done, steps)
+                if share is not None and not share.alone:
+                    background.flush()
+                    share.wait_for_all(context.runtime.device)
+                if tells:
+                    background.submit(partial(_complete, writer, unit))
+            background.close()
+        except BaseException:
+            background.abandon()
+            writer.abandon()
+            raise
     finished = writer.finish()
     return RolloutOutcome(forecast_path(experiment), sum(len(places) for unit in todo for places in unit), finished)
+
+
+def _lock(folder: Path, forecast_plan: ForecastPlan, todo: Sequence[Unit]) -> FileLock:
+    """Return a lock on what this process computes, so that no two write the same forecasts."""
+    init, members = forecast_plan.layout.init, forecast_plan.layout.members
+    keys = sorted(key for unit in todo for places in unit for key in places)
+    return FileLock(
+        folder / ".lock",
+        folder,
+        "give each of them a part of the forecasts (--share)",
+        _LOCK_PATIENCE,
+        places=[i * members + member for i, member in keys],
+        names=[f"the forecast from {calendar.to_text(init[i])}" for i, _ in keys],
+    )
 
 
 def _differences(context: Context) -> tuple[bool, ForMembers | None]:

@@ -19,7 +19,7 @@ from credit_like.data.sources._files import source_type
 from credit_like.errors import UserError
 from credit_like.inference.forecast import write_forecasts
 from credit_like.inference.forecaster import load_forecaster, without_keys
-from credit_like.outputs import check_new
+from credit_like.outputs import check_new, draft_beside
 from credit_like.parallel.device import pick_device
 from credit_like.schema.load import dump_experiment, load_experiment
 
@@ -73,19 +73,19 @@ def forecast_from_files(
     datasets = [open_source(source) for source in sources]
     store = forecaster.open(datasets, sources)
     init = init or calendar.to_text(store.times[-1])
-    draft = output.with_name(f".{output.name}.part")
+    draft = draft_beside(output)
     settings = [f"inference.init=[{init}]", f"inference.lead={lead}", *overrides]
     settings += [f"inference.output.type={kind}", f"inference.output.path={json.dumps(str(draft))}"]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "experiment.yml"
         file.write_text(dump_experiment(forecaster.experiment), encoding="utf-8")
         forecaster.experiment = load_experiment(file, settings)
-    shutil.rmtree(draft, ignore_errors=True)
     output.parent.mkdir(parents=True, exist_ok=True)
     try:
         weights = forecaster.sha256 or digest(Path(export))
         outcome = write_forecasts(forecaster.context(store, init), f"export {weights[:12]}")
         made = outcome.path if kind == "zarr" else next(outcome.path.iterdir())
+        check_new("--output", output)  # another process may have been faster
         os.rename(made, output)
     finally:
         shutil.rmtree(draft, ignore_errors=True)

@@ -24,6 +24,7 @@ from typing import Any, Literal
 Event = dict[str, Any]
 FINISHED = 3
 """What `begin` exits with where nothing is left to do."""
+_MOST_BYTES = 256 * 2**20
 _CHECKPOINT = re.compile(r"step-(0|[1-9][0-9]{0,17})")
 
 
@@ -47,9 +48,7 @@ def history_file(save_loc: Path) -> Path:
 def history(save_loc: Path) -> list[Event]:
     """Return all events of a run's jobs, oldest first; malformed lines, as a full disk leaves them, are skipped."""
     path = history_file(save_loc)
-    if not path.is_file():
-        return []
-    values = (_parse(line) for line in path.read_bytes().splitlines())
+    values = (_parse(line) for line in _regular_bytes(path).splitlines())
     return [value for value in values if isinstance(value, dict) and _is_event(value)]
 
 
@@ -112,7 +111,7 @@ def run_status(save_loc: Path) -> Event:
     path = save_loc / "status.json"
     if not path.exists():
         return {}
-    status = _parse(path.read_bytes()) if path.is_file() else None
+    status = _parse(_regular_bytes(path))
     if not isinstance(status, dict) or not isinstance(status.get("state"), str):
         return {"state": "unknown", "reason": f"{path} is damaged"}
     return status
@@ -145,8 +144,8 @@ def best_checkpoint(save_loc: Path) -> tuple[int, float] | None:
 
 
 def _regular_bytes(path: Path) -> bytes:
-    """Return the content of a file; nothing of what is no regular file, such as a pipe, which would wait for a writer."""
-    return path.read_bytes() if path.is_file() else b""
+    """Return the content of a file; nothing of a pipe, which would wait for a writer, or of far more than such files have."""
+    return path.read_bytes() if path.is_file() and path.stat().st_size <= _MOST_BYTES else b""
 
 
 def newest_checkpoint(save_loc: Path) -> int:

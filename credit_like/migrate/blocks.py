@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from credit_like import transforms as functions_of
 from credit_like.checkpoint.credit_scalers import Scaler, read_scalers
 from credit_like.checkpoint.transfer import named
@@ -19,6 +17,7 @@ from credit_like.errors import UserError, reading
 from credit_like.migrate.document import Document, Keys
 from credit_like.schema.data import DataSection
 from credit_like.schema.derive import Derive
+from credit_like.small_files import read_yaml
 from credit_like.variables import ROLES, Variable, Variables
 
 if TYPE_CHECKING:
@@ -246,12 +245,12 @@ def _named(variables: Sequence[Variable]) -> list[str]:
 def _recorded(path: Path, variables: Variables) -> dict[str, list[str]]:
     """Return the variables in CREDIT's record. Raises UserError if it is of another experiment."""
     try:
-        content = yaml.safe_load(path.read_text())
+        content = read_yaml(path)
         found = {
             ours: [str(entry["var_key"]).rpartition("/")[2] for entry in content[theirs]]
             for ours, theirs in (("inputs", "input"), ("outputs", "target"))
         }
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: expected CREDIT's record of channels, got {error!r}; correct or remove it") from error
     expected = {
         "inputs": {v.name for role in ("prognostic", "static", "dynamic_forcing") for v in variables.role(role)},

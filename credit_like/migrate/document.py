@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from credit_like.errors import UserError, cut, reason
+from credit_like.small_files import read_small, yaml_values
 
 Keys = tuple[str | int, ...]
 """Path of a key in a document."""
@@ -84,15 +85,16 @@ def read(path: Path) -> Document:
     """Read CREDIT's file. Raises UserError if it is no YAML mapping with a `data` section."""
     repeated: list[tuple[Keys, int]] = []
     try:
-        loader = yaml.SafeLoader(path.read_text(encoding="utf-8-sig"))
+        text = read_small(path).decode("utf-8-sig")
+        yaml_values(text)  # bounds what follows
+        loader = yaml.SafeLoader(text)
         root = loader.get_single_node()
         for keys, node in _mappings(root, ()):
             repeated += _repeated(keys, node)
         values = loader.construct_document(root) if root else None
         lines = dict(_lines(root, (), loader))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        told = "it contains itself" if isinstance(error, RecursionError) else reason(error)
-        raise UserError(f"{path}: expected CREDIT's YAML, got a file that cannot be read: {told}") from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: expected CREDIT's YAML, got a file that cannot be read: {reason(error)}") from error
     if not isinstance(values, dict) or not isinstance(values.get("data"), dict):
         raise UserError(
             f"{path}: expected CREDIT's YAML with a `data` section, got none; is it an experiment of CREDIT?"

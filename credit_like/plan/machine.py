@@ -17,10 +17,9 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any, Literal
 
-import yaml
-
 from credit_like.errors import UserError, reason
 from credit_like.registry import did_you_mean
+from credit_like.small_files import read_yaml
 
 GIB = 2**30
 
@@ -197,8 +196,8 @@ def machine_of(name: str, changes: Mapping[str, Any]) -> Machine:
 
 def _from_file(path: Path) -> Machine:
     try:
-        figures = yaml.safe_load(path.read_text())
-    except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
+        figures = read_yaml(path)
+    except (OSError, ValueError, TypeError) as error:
         raise UserError(
             f"expected --gpu with a file that `credit-like bench` wrote, got {path}: {reason(error)}; change the path, or let "
             "`credit-like bench` write it"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from credit_like.errors import UserError, replacing
-from credit_like.outputs import begins_with, check_own
+from credit_like.errors import UserError
+from credit_like.outputs import begins_with, check_own, replacing
 from credit_like.plan.estimate import PlanReport
 
 _MARK = "Drawn by credit-like plan"
@@ -48,5 +48,5 @@ def plot_memory(reports: Sequence[PlanReport], path: Path) -> None:
         foot = [a + b for a, b in zip(foot, sizes, strict=True)]
     parts.set(xlabel="ranks", ylabel="GB", title="recommended layout")
     parts.legend(fontsize="small")
-    with replacing(path, path.with_name(f".part.{path.name}")) as draft:
-        figure.savefig(draft, metadata={_KEYS[path.suffix]: _MARK})
+    with replacing(path) as draft:
+        figure.savefig(draft, format=path.suffix[1:], metadata={_KEYS[path.suffix]: _MARK})

@@ -91,11 +91,11 @@ def _taken_name(folder: str) -> str | None:
     """Return a problem if a file or folder that a run would write exists already and was not written by a run."""
     own = f"expected a folder of the run's own, got {folder!r}, in which"
     for name in FILES:
-        for file in (name, f".{name}.tmp"):
-            if os.path.isdir(os.path.join(folder, file)):
-                return f"{own} {file} is a folder and not a run's file"
-            if os.path.exists(os.path.join(folder, file)) and not os.path.isfile(os.path.join(folder, file)):
-                return f"{own} {file} is a pipe or device and not a run's file"
+        file = os.path.join(folder, name)
+        if os.path.isdir(file):
+            return f"{own} {name} is a folder and not a run's file"
+        if os.path.exists(file) and not os.path.isfile(file):
+            return f"{own} {name} is a pipe or device and not a run's file"
     for name in FOLDERS:
         if os.path.isfile(os.path.join(folder, name)):
             return f"{own} {name} is a file and not a run's folder"

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from credit_like.checkpoint.files import replace_file, to_json
+from credit_like.small_files import read_small
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +133,7 @@ class Tracking:
 
     def _open(self, name: str, config: Mapping[str, Any]) -> None:
         file = self.folder / f"{self.kind}.json"
-        known = json.loads(file.read_bytes())["id"] if file.is_file() else None
+        known = json.loads(read_small(file))["id"] if file.is_file() else None
         self._backend = _BACKENDS[self.kind](self.folder, name, config, known)
         self.folder.mkdir(parents=True, exist_ok=True)
         replace_file(file, to_json({"id": self._backend.id}))

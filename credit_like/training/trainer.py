@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
-from credit_like.checkpoint.errors import Locked, SaveFailed
+from credit_like.checkpoint.errors import SaveFailed
 from credit_like.checkpoint.files import replace_file
-from credit_like.checkpoint.lock import RunLock
 from credit_like.checkpoint.manager import CheckpointManager, steps
 from credit_like.context import Context
 from credit_like.data.loading.loader import Loader
 from credit_like.data.loading.windows import Windows
 from credit_like.errors import RunError, UserError, reason
+from credit_like.lock import Locked, RunLock
 from credit_like.losses._mean import AreaLoss
 from credit_like.nn.noise import NoiseKeys
 from credit_like.parallel.apply import is_compiled
@@ -30,6 +30,7 @@ from credit_like.parallel.fsdp2 import fsdp2_dtype
 from credit_like.parallel.runtime import Runtime
 from credit_like.schema.load import dump_experiment
 from credit_like.schema.trainer import PhaseKeys
+from credit_like.small_files import read_small
 from credit_like.training.loop import Loop, Outcome
 from credit_like.training.memory import memory_explained
 from credit_like.training.monitor import Monitor, write_status
@@ -296,7 +297,7 @@ def _newest_step(folder: Path) -> int:
 def _keeps_status(folder: Path) -> bool:
     """Return whether status.json says how a run with checkpoints ended, which remains true where a start of it is refused."""
     with suppress(OSError, ValueError, RecursionError):
-        status = json.loads((folder / "status.json").read_bytes())
+        status = json.loads(read_small(folder / "status.json"))
         ended = isinstance(status, dict) and status.get("state") in ("continue", "finished", "failed")
         return ended and _newest_step(folder) > 0
     return False

@@ -9,9 +9,8 @@ import pytest
 
 from credit_like import build
 from credit_like.checkpoint.clear import clear_run
-from credit_like.checkpoint.errors import Locked
-from credit_like.checkpoint.lock import RunLock
 from credit_like.errors import UserError
+from credit_like.lock import Locked, RunLock
 from credit_like.parallel.runtime import Runtime
 from credit_like.schema import places
 from tests.checkpoint.test_manager import saved

@@ -12,12 +12,12 @@ from safetensors.torch import load_file
 
 from credit_like import cli
 from credit_like.checkpoint import commands
-from credit_like.checkpoint.errors import DamagedCheckpoint, Locked
+from credit_like.checkpoint.errors import DamagedCheckpoint
 from credit_like.checkpoint.export import Export, export, load_export
 from credit_like.checkpoint.format import write_tensors
-from credit_like.checkpoint.lock import RunLock
 from credit_like.checkpoint.manager import Checkpoint
 from credit_like.errors import RunError
+from credit_like.lock import Locked, RunLock
 from credit_like.models import wxformer
 from credit_like.nn import spectral_norm
 from credit_like.nn.init import initialise

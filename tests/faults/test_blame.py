@@ -12,9 +12,9 @@ import pytest
 import torch.distributed as dist
 
 from credit_like import build, cli
-from credit_like.checkpoint.lock import RunLock
 from credit_like.data.store import ReadError
 from credit_like.errors import UserError
+from credit_like.lock import RunLock
 from credit_like.parallel import blame
 from credit_like.parallel.environment import Environment
 from credit_like.processes import identity

@@ -13,10 +13,10 @@ import pytest
 import xarray as xr
 
 from credit_like.checkpoint import manager as manager_module
-from credit_like.checkpoint.errors import Locked
 from credit_like.checkpoint.manager import Checkpoint, CheckpointManager, steps
 from credit_like.data.files import netcdf_files
 from credit_like.errors import RunError
+from credit_like.lock import Locked
 from credit_like.training import loop as loop_module
 from tests.faults import harness, tiny
 

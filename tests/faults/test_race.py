@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import multiprocessing
 import os
 import signal
 import time
 
 import pytest
 
-from credit_like.checkpoint.errors import Locked
-from credit_like.checkpoint.lock import RunLock
+from credit_like import lock as lock_module
+from credit_like.lock import FileLock, Locked, RunLock
 from credit_like.training import trainer as trainer_module
 from tests.faults import harness, tiny
 from tests.faults.test_signals import SECTION, wait_for_rows
@@ -99,3 +100,59 @@ def test_another_failure_of_the_lock_ends_the_run(tmp_path, monkeypatch) -> None
     monkeypatch.setattr(fcntl, "lockf", lockf)
     with pytest.raises(Locked, match="Input/output error"):
         tiny.trainer(tmp_path / "run", epochs=1).fit()
+
+
+def held_by_another(lock: FileLock):
+    """Return a process that holds a lock, and the event that ends it."""
+    context = multiprocessing.get_context("fork")
+    begun, over = context.Event(), context.Event()
+
+    def hold() -> None:
+        with lock:
+            begun.set()
+            over.wait(60)
+
+    process = context.Process(target=hold)
+    process.start()
+    assert begun.wait(60)
+    return process, over
+
+
+def test_places_of_one_file_are_locked_one_by_one(tmp_path) -> None:
+    def lock(*places: int) -> FileLock:
+        return FileLock(tmp_path / ".lock", tmp_path, "wait", places=places, names=[f"number {p}" for p in places])
+
+    other, over = held_by_another(lock(0, 2, 700))
+    with lock(1, 3, 699):
+        pass
+    with pytest.raises(Locked, match=r"is in use by another process \(number 2\); wait for it to end or wait"):
+        lock(1, 2, 3).__enter__()
+    with lock(1):  # a refused one holds nothing
+        pass
+    over.set()
+    other.join(60)
+    with lock(1, 2, 3):
+        pass
+
+
+def test_a_temporary_lock_is_removed_and_excludes_all_the_same(tmp_path) -> None:
+    """Many processes that increase a number under a lock whose file each one removes."""
+    path, number = tmp_path / ".lock", tmp_path / "number"
+    number.write_text("0")
+
+    def increase() -> None:
+        for _ in range(50):
+            with FileLock(path, tmp_path, "wait", 60, temporary=True):
+                number.write_text(str(int(number.read_text()) + 1))
+
+    monkey = pytest.MonkeyPatch()
+    monkey.setattr(lock_module.time, "sleep", lambda seconds: None)
+    processes = [multiprocessing.get_context("fork").Process(target=increase) for _ in range(4)]
+    for process in processes:
+        process.start()
+    monkey.undo()
+    for process in processes:
+        process.join(120)
+        assert process.exitcode == 0
+    assert number.read_text() == "200"
+    assert not path.exists()

@@ -23,7 +23,6 @@ import torch
 import xarray as xr
 
 from credit_like import build, cli
-from credit_like.checkpoint.lock import RunLock
 from credit_like.checkpoint.manager import CheckpointManager
 from credit_like.data.files import netcdf_files
 from credit_like.data.sources.synthetic import Config, generate
@@ -31,6 +30,7 @@ from credit_like.data.tools.preprocess import load_scan
 from credit_like.errors import RunError, UserError, known_message
 from credit_like.evaluation.sources import ForecastFiles, open_forecast
 from credit_like.grid import Grid
+from credit_like.lock import RunLock
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.load import load_experiment
 from credit_like.training import loop as loop_module

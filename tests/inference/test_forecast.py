@@ -26,6 +26,7 @@ from credit_like.inference import forecast as forecasts
 from credit_like.inference.forecast import write_forecasts
 from credit_like.inference.paths import forecast_path
 from credit_like.inference.writers import _netcdf, _zarr
+from credit_like.lock import Locked
 from credit_like.rollout import rollout
 
 ENSEMBLE = {"members": 3, "amplitude": {"u": 0.5, "sp": 0.2}}
@@ -314,6 +315,42 @@ def test_two_ranks_write_what_one_does(data, tmp_path, kind):
         process.join(300)
         assert process.exitcode == 0
     assert same(tmp_path / "one", tmp_path / "two", kind)
+
+
+@pytest.mark.parametrize("kind", ["zarr", "netcdf"])
+def test_two_processes_do_not_write_the_same_forecasts(data, tmp_path, kind, monkeypatch):
+    """The second is refused, unless its part of the forecasts is another one."""
+    monkeypatch.setattr(forecasts, "_LOCK_PATIENCE", 0.0)
+    experiment = make_experiment(data, tmp_path, output={"type": kind}, ensemble=ENSEMBLE, batch_size=2)
+    write_forecasts(make_context(experiment), "step-7", part=(0, 3))
+    context = multiprocessing.get_context("fork")
+    begun, over = context.Event(), context.Event()
+
+    def wait(*_):
+        begun.set()
+        over.wait(120)
+
+    def hold():
+        gc.freeze()
+        torch.set_num_threads(1)
+        held = make_context(experiment)
+        held.stepper.model.register_forward_hook(wait)
+        write_forecasts(held, "step-7", part=(1, 3))
+        os._exit(0)
+
+    other = context.Process(target=hold)
+    other.start()
+    assert begun.wait(120)
+    before = contents(tmp_path)
+    for part in ((1, 3), (0, 1)):
+        with pytest.raises(Locked, match=r"is in use by another process \(the forecast from 2000-.*--share"):
+            write_forecasts(make_context(experiment), "step-7", part=part)
+    assert contents(tmp_path) == before
+    assert not write_forecasts(make_context(experiment), "step-7", part=(2, 3)).finished
+    over.set()
+    other.join(120)
+    assert other.exitcode == 0
+    assert write_forecasts(make_context(experiment), "step-7").finished
 
 
 @pytest.mark.parametrize("kind", ["zarr", "netcdf"])

@@ -92,7 +92,7 @@ def test_statistics_may_lie_in_the_run_and_not_around_it(data, tmp_path) -> None
     )
 
 
-@pytest.mark.parametrize("name", ["experiment.yml", "status.json", "log.jsonl", ".status.json.tmp"])
+@pytest.mark.parametrize("name", ["experiment.yml", "status.json", "log.jsonl"])
 def test_a_folder_under_the_name_of_a_file(tmp_path, name) -> None:
     (tmp_path / "run" / name).mkdir(parents=True)
     assert f"{name} is a folder" in found(tmp_path / "run")

@@ -33,6 +33,7 @@ from xarray.core import indexing
 
 from credit_like.data.files.direct import DirectArray, Spans
 from credit_like.errors import RunError
+from credit_like.small_files import require_regular
 
 _MOST_OPEN = 128  # files kept open for reading; a process is often limited to 1024 open files of all kinds
 _UNPACKED_BYTES = 2**28  # that any file may take in memory
@@ -149,8 +150,10 @@ def _opened(path: str, mode: Literal["r", "w"]) -> netCDF4.Dataset:
     """Open a file, waiting for a lock that a process forked a moment ago still holds.
 
     HDF5's lock of a file that was being written lasts until the child has redirected the descriptor that it inherited
-    (`_detach`). The library's errors do not tell a lock from a damaged file or a lack of permission.
+    (`_detach`). The library's errors do not tell a lock from a damaged file or a lack of permission. A pipe is refused.
     """
+    if mode == "r" and os.path.exists(path):
+        require_regular(path)
     was_free = False
     for pause in _PAUSES:
         try:

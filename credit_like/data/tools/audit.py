@@ -20,9 +20,8 @@ from credit_like.data.aliases import ALIASES
 from credit_like.data.statistics import Scan, varying
 from credit_like.data.store import FieldStore
 from credit_like.data.times import to_text
-from credit_like.errors import replacing
 from credit_like.naming import channel_text, exponent_of, with_units
-from credit_like.outputs import begins_with, check_figure, check_own, save_figure
+from credit_like.outputs import begins_with, check_figure, check_own, replacing, save_figure
 from credit_like.variables import Variables
 
 if TYPE_CHECKING:
@@ -85,7 +84,7 @@ class Audit:
 
     def save(self, folder: Path) -> None:
         """Write `audit.csv`, one line per finding, and `audit.png`, a page of plots."""
-        with replacing(folder / "audit.csv", folder / ".audit.csv.part") as draft, draft.open("w", newline="") as file:
+        with replacing(folder / "audit.csv") as draft, draft.open("w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(_COLUMNS)
             writer.writerows(self.rows())

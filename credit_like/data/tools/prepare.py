@@ -23,6 +23,7 @@ from credit_like.data.tools.climatology import CLIMATOLOGY, check_climatology
 from credit_like.data.tools.preprocess import Mapper, PassPiece, in_processes, preprocess
 from credit_like.data.tools.rechunk import rechunk
 from credit_like.errors import UserError
+from credit_like.lock import FileLock
 from credit_like.naming import counted
 from credit_like.outputs import check_new, check_own
 from credit_like.schema.data import Period
@@ -48,7 +49,7 @@ def prepare(
 
     The pass is shared by `workers` processes of this machine or by those of the dask scheduler at `dask` (an address,
     or the file that the scheduler has written). An interrupted pass continues where it stopped. Raises UserError for
-    invalid data or configuration.
+    invalid data or configuration, and Locked while another process does the same.
     """
     data = experiment.data
     if rechunk_to is not None:
@@ -65,22 +66,23 @@ def prepare(
     variables = Variables(data)
     store = open_store(data, variables)
     folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with progress("looking at the data") as tell:
-            statistics, found = preprocess(
-                store,
-                variables,
-                data,
-                folder,
-                tell,
-                mapper,
-                written,
-                experiment.evaluation.climatology_window_days if climatology else 0,
-            )
-    except ValueError:
-        if (folder / "audit.csv").exists():
-            _LOG.warning("the findings of the audit are in %s", folder / "audit.csv")
-        raise
+    with FileLock(folder / ".preprocess.lock", folder, "change save_loc", temporary=True):
+        try:
+            with progress("looking at the data") as tell:
+                statistics, found = preprocess(
+                    store,
+                    variables,
+                    data,
+                    folder,
+                    tell,
+                    mapper,
+                    written,
+                    experiment.evaluation.climatology_window_days if climatology else 0,
+                )
+        except ValueError:
+            if (folder / "audit.csv").exists():
+                _LOG.warning("the findings of the audit are in %s", folder / "audit.csv")
+            raise
     print_audit(found, statistics)
     made = [written, folder / "audit.csv", folder / "audit.png"]
     made += [folder / CLIMATOLOGY] if climatology else []

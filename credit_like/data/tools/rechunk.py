@@ -26,6 +26,7 @@ from credit_like.data.statistics import Progress
 from credit_like.data.store import ORIGIN, FieldStore
 from credit_like.data.tools.stamps import digest_of_files
 from credit_like.errors import UserError
+from credit_like.lock import FileLock
 from credit_like.variables import Variable, Variables
 
 _DIMS = ("time", "level", "latitude", "longitude")
@@ -46,38 +47,39 @@ def rechunk(
     `times` are the positions to write, by default all. Every shard is read back and compared with what was read before it
     counts as written. Values have the experiment's names and units, in float32. What an interrupted call left of other
     sources, files that have changed, variables, times or chunks is begun anew. Raises FileExistsError if `path` exists,
-    ValueError if the values read back differ from those written.
+    ValueError if the values read back differ from those written, Locked while another process writes the same store.
     """
     if path.exists():
         raise FileExistsError(f"expected no file or folder at {path}, got one; remove it or choose another path")
-    draft = path.with_name(f".{path.name}.part")
-    log = draft / "verified.json"
-    stored = [variable for variable in variables if not variable.spec.compute]
-    band = min(band or store.grid.height, store.grid.height)
-    times = np.arange(len(store)) if times is None else times
-    digest = _digest(store, variables, times, band, times_per_shard)
-    begin = _written(log, digest)
-    if begin is None:
-        if draft.exists():
-            _LOG.info("%s: starting over, because the unfinished copy has different data or chunks", path)
-        shutil.rmtree(draft, ignore_errors=True)
-        _create(store, stored, draft, times, band, times_per_shard)
-        begin = 0
-        _note(log, digest, begin)
-    group = zarr.open_group(draft, mode="r+")
-    fixed = [variable for variable in stored if variable.role == "static"]
-    moving = [variable for variable in stored if variable.role != "static"]
-    for variable in fixed:
-        _write(store, variable, group, draft, times, slice(0, 1))
-    for start in range(begin, len(times), times_per_shard):
-        span = slice(start, min(start + times_per_shard, len(times)))
-        for variable in moving:
-            _write(store, variable, group, draft, times, span)
-        _note(log, digest, span.stop)
-        if progress is not None:
-            progress(span.stop, len(times))
-    log.unlink()
-    draft.rename(path)
+    with FileLock(path.with_name(f".{path.name}.lock"), path, "name another path", temporary=True):
+        draft = path.with_name(f".{path.name}.part")
+        log = draft / "verified.json"
+        stored = [variable for variable in variables if not variable.spec.compute]
+        band = min(band or store.grid.height, store.grid.height)
+        times = np.arange(len(store)) if times is None else times
+        digest = _digest(store, variables, times, band, times_per_shard)
+        begin = _written(log, digest)
+        if begin is None:
+            if draft.exists():
+                _LOG.info("%s: starting over, because the unfinished copy has different data or chunks", path)
+            shutil.rmtree(draft, ignore_errors=True)
+            _create(store, stored, draft, times, band, times_per_shard)
+            begin = 0
+            _note(log, digest, begin)
+        group = zarr.open_group(draft, mode="r+")
+        fixed = [variable for variable in stored if variable.role == "static"]
+        moving = [variable for variable in stored if variable.role != "static"]
+        for variable in fixed:
+            _write(store, variable, group, draft, times, slice(0, 1))
+        for start in range(begin, len(times), times_per_shard):
+            span = slice(start, min(start + times_per_shard, len(times)))
+            for variable in moving:
+                _write(store, variable, group, draft, times, span)
+            _note(log, digest, span.stop)
+            if progress is not None:
+                progress(span.stop, len(times))
+        log.unlink()
+        draft.rename(path)
 
 
 def _digest(store: FieldStore, variables: Variables, times: NDArray[np.int64], band: int, times_per_shard: int) -> str:

@@ -25,6 +25,7 @@ from credit_like.data import times as calendar
 from credit_like.errors import UserError, reading
 from credit_like.inference.layout import ForecastLayout
 from credit_like.schema.places import RECORD
+from credit_like.small_files import read_small
 
 Fields = NDArray[np.float32]
 _RECORD_DRAFT = re.compile(r"forecast\.json\.[0-9]+\.part")
@@ -240,7 +241,7 @@ def claim(folder: Path, identity: dict[str, Any], completed: Callable[[dict[str,
         finally:
             temporary.unlink()
     with reading("the record of forecasts", record, f"remove {folder}"):
-        there = json.loads(record.read_bytes())
+        there = json.loads(read_small(record))
     if differing := sorted(_differences(json.loads(text), json.loads(json.dumps(completed(there))))):
         shown = ", ".join(differing[:5]) + (f" and {len(differing) - 5} more" if len(differing) > 5 else "")
         raise UserError(

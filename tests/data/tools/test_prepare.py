@@ -12,8 +12,10 @@ from credit_like.check import checked_experiment
 from credit_like.data.statistics import Statistics
 from credit_like.data.store import open_store
 from credit_like.data.tools.prepare import times_read
+from credit_like.lock import FileLock
 from credit_like.schema.errors import ExperimentError
 from credit_like.variables import Variables
+from tests.faults.test_race import held_by_another
 
 
 @pytest.fixture
@@ -55,6 +57,23 @@ def test_preprocess_writes_what_it_says(file, tmp_path, capsys):
     with xr.open_zarr(tmp_path / "train.zarr", consolidated=False) as opened:
         assert opened["u"].shape == (40, 2, 9, 12)
     checked_experiment(file, [f"data.source.0.path={tmp_path / 'train.zarr'}"])
+
+
+@pytest.mark.parametrize("what", ["pass", "store"])
+def test_a_second_preprocess_of_one_run_or_store_is_refused(file, tmp_path, capsys, what):
+    run, copy = tmp_path / "run", tmp_path / "train.zarr"
+    run.mkdir()
+    place = run / ".preprocess.lock" if what == "pass" else tmp_path / ".train.zarr.lock"
+    other, over = held_by_another(FileLock(place, tmp_path, "wait", temporary=True))
+    assert call("preprocess", file, "--rechunk", copy) == 2
+    said = capsys.readouterr().err
+    assert f"{run if what == 'pass' else copy} is in use by" in said
+    assert str(other.pid) in said
+    assert "Traceback" not in said
+    over.set()
+    other.join(60)
+    assert not call("preprocess", file, "--rechunk", copy)
+    assert not list(tmp_path.rglob("*.lock"))
 
 
 SPANS = {  # what is read, as ISO times of 6-hourly data from 2001-01-01 to 2001-01-10T18

@@ -1,0 +1,69 @@
+"""Files that the program reads as a whole: only regular ones, of a size that they can have.
+
+Anything may be where such a file is expected. A pipe or a device waits for a writer or never ends, a sparse file declares more
+than the memory holds, and a few lines of YAML with aliases stand for billions of values.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+MOST_BYTES = 256 * 2**20
+"""Largest size of a file of metadata; a manifest of thousands of ranks has a few MB."""
+LOG_BYTES = 2**30
+"""Largest size of the log of a run that is read."""
+_MOST_YAML = 4 * 2**20
+_MOST_VALUES = 100_000
+
+
+def require_regular(path: str | Path) -> None:
+    """Raise ValueError for a pipe, socket or device, and OSError where nothing can be looked at. A folder is left to `open`."""
+    mode = os.stat(path).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise ValueError("expected a file, got a pipe, socket or device")
+
+
+def read_small(path: Path, most: int = MOST_BYTES) -> bytes:
+    """Return the content of a file. Raises OSError, or ValueError for one larger than `most` bytes or not regular."""
+    require_regular(path)
+    with path.open("rb") as file:
+        content = file.read(most + 1) if os.fstat(file.fileno()).st_size <= most else None
+    if content is None or len(content) > most:
+        raise ValueError(f"expected at most {most / 2**20:g} MiB, got more")
+    return content
+
+
+def read_yaml(path: Path) -> Any:
+    """Return the values of a YAML file of UTF-8 text. Raises OSError, or ValueError as `read_small` and `yaml_values` do."""
+    return yaml_values(read_small(path, _MOST_YAML).decode("utf-8-sig"))
+
+
+def yaml_values(text: str, loader: Any = yaml.SafeLoader) -> Any:
+    """Return the values of a YAML text. Raises ValueError for another text and for more values than any of our files has."""
+    try:
+        values = yaml.load(text, loader)
+        _count(values, {})
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply or contains itself") from error
+    return values
+
+
+def _count(value: Any, known: dict[int, int]) -> int:
+    """Return the number of values with every alias replaced by what it stands for. Raises ValueError for too many."""
+    if not isinstance(value, dict | list):
+        return 1
+    if id(value) not in known:
+        below = value.values() if isinstance(value, dict) else value
+        known[id(value)] = 1 + sum(_count(item, known) for item in below)
+    if known[id(value)] > _MOST_VALUES:
+        raise ValueError(
+            f"expected at most {_MOST_VALUES} values, got more, with aliases replaced by what they stand for"
+        )
+    return known[id(value)]
