@@ -181,9 +181,14 @@ def reference(save_loc: Path, section: dict, world: int = 1) -> None:
 def torment(
     save_loc: Path, section: dict, world: int, rng: random.Random, kills: int, within: float, one: bool = False
 ) -> Counts:
-    """Kill the run at random instants up to `kills` times, then let it finish. `one`: kill only one rank."""
+    """Kill the run at random instants up to `kills` times, then let it finish. `one`: kill only one rank.
+
+    Some of the instants are counted from the start, most from when its log goes on, and some are in a save, however slow the
+    machine is.
+    """
     counts = Counts()
     while True:
+        before = _size(save_loc / "log.jsonl")
         job = Job(save_loc, section, world)
         counts.starts += 1
         if counts.kills >= kills:
@@ -191,9 +196,11 @@ def torment(
             codes = job.end()
             assert codes == [0] * world, (codes, Path(save_loc).with_suffix(".0.out").read_text()[-4000:])
             return counts
-        ended = job.wait(rng.uniform(0, within))
-        if not ended and rng.random() < 0.3:
-            ended = not _saving(job, save_loc)
+        kind = rng.random()
+        ended = kind > 0.3 and not _reached(job, lambda was=before: _size(save_loc / "log.jsonl") != was)
+        ended = ended or job.wait(rng.uniform(0, within if kind <= 0.3 else 0.2))
+        if not ended and kind > 0.7:
+            ended = not _reached(job, lambda: any((save_loc / "checkpoints").glob(".step-*")))
         if ended:
             codes = job.end()
             assert codes == [0] * world, (codes, Path(save_loc).with_suffix(".0.out").read_text()[-4000:])
@@ -204,10 +211,15 @@ def torment(
         job.end(grace=5.0)
 
 
-def _saving(job: Job, save_loc: Path) -> bool:
-    """Return True in the middle of a save, or False once the run has ended."""
-    deadline = time.monotonic() + 5
-    while not any((save_loc / "checkpoints").glob(".step-*")) and time.monotonic() < deadline:
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _reached(job: Job, there: Callable[[], bool], patience: float = 300.0) -> bool:
+    """Return True once a running job is `there`, or False once it has ended."""
+    deadline = time.monotonic() + patience
+    while not there():
+        assert time.monotonic() < deadline, "the job neither went on nor ended"
         if job.wait(0):
             return False
         time.sleep(0.0005)

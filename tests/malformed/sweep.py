@@ -401,6 +401,9 @@ def disagreement(found: dict[str, Answer]) -> str | None:
     if check.status not in (0, 2):
         return f"check: {check.status} {check.said[-1500:]}"
     others = {command: other for command, other in found.items() if command != "check"}
+    for command, other in others.items():  # whatever `check` says, none ends in a traceback
+        if other.status not in (0, 1, 2, "goes on") and "out of memory: " not in other.said:
+            return f"check: {check.status}, {command}: {other.status} {other.said[-1500:]}"
     if check.status == 2 and all(other.status in (0, "goes on") for other in others.values()):
         return f"check: 2 {check.said[-1500:]}, {', '.join(others)}: accepted"
     for command, other in others.items():
