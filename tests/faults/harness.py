@@ -11,9 +11,11 @@ import random
 import shutil
 import signal
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -149,6 +151,9 @@ class Job:
         for _, tell in pipes:
             tell.send(port)
 
+    def pids(self) -> list[int]:
+        return [process.pid for process in self.processes]
+
     def signal(self, number: int, rank: int | None = None) -> None:
         for process in self.processes if rank is None else [self.processes[rank]]:
             if process.exitcode is None:  # a process that has ended may be reaped already, and its id reused
@@ -169,6 +174,52 @@ class Job:
                 process.kill()
             process.join()
         return [process.exitcode for process in self.processes]
+
+
+LIMIT = 20.0
+"""Seconds that all ranks may wait, in all, after the error of one until they have ended."""
+
+
+class Waiting:
+    """How long processes wait for anything but a processor; a limit on it holds however busy the machine is.
+
+    A thread adds up the time on a processor and in the queue for one of each of their threads (`/proc/PID/task/*/schedstat`).
+    """
+
+    def __init__(self, pids: Callable[[], Iterable[int]]) -> None:
+        self._pids = pids
+        self._busy: dict[tuple[int, str], float] = {}
+        self._samples: list[tuple[float, float]] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Waiting:
+        self._sample()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        self._sample()
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.05):
+            self._sample()
+
+    def _sample(self) -> None:
+        for pid in self._pids():
+            for file in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+                with suppress(OSError, ValueError):  # a thread that has just ended
+                    computing, queueing, _ = file.read_text().split()
+                    self._busy[pid, file.parent.name] = (int(computing) + int(queueing)) / 1e9
+        self._samples.append((time.time(), sum(self._busy.values())))
+
+    def since(self, moment: float) -> float:
+        """Return the seconds from `moment` (`time.time()`) to the end in which the processes did nothing but wait."""
+        before = max((busy for when, busy in self._samples if when <= moment), default=0.0)
+        end, busy = self._samples[-1]
+        return end - moment - (busy - before)
 
 
 def reference(save_loc: Path, section: dict, world: int = 1) -> None:

@@ -36,7 +36,9 @@ def failing(rank, world, port, save_loc, section) -> int:
 def one_cause(folder: Path, rank: int, moment: str, error: str) -> None:
     run = folder / "run"
     job = harness.Job(run, {"rank": rank, "moment": moment, "error": error}, 2, body=failing)
-    assert job.wait(), "a rank did not end"
+    with harness.Waiting(job.pids) as waiting:
+        assert job.wait(), "a rank did not end"
+    assert waiting.since(float(run.with_suffix(".planted").read_text())) < harness.LIMIT
     assert job.end() == [STATUS[error]] * 2, run.with_suffix(f".{rank}.out").read_text()[-3000:]
     said = [run.with_suffix(f".{r}.out").read_text() for r in range(2)]
     words = ERRORS[error].args[0]
@@ -81,6 +83,7 @@ def lonely(rank, world, port, save_loc, section) -> int:
 
     with cli._OneMessage(), Runtime.start(Parallelism(data="ddp"), torch.device("cpu"), dt.timedelta(minutes=10)):
         if rank == 1:
+            Path(save_loc).with_suffix(".planted").write_text(str(time.time()))
             raise UserError("the wind has changed")
         time.sleep(600)
     return 0
@@ -89,7 +92,10 @@ def lonely(rank, world, port, save_loc, section) -> int:
 def test_a_rank_that_waits_for_ever_is_ended(tmp_path) -> None:
     """As one in an NCCL collective does, whose peers have gone."""
     job = harness.Job(tmp_path / "run", {}, 2, body=lonely)
-    assert job.wait()
+    with harness.Waiting(job.pids) as waiting:
+        assert job.wait()
+    seconds = waiting.since(float((tmp_path / "run.planted").read_text()))
+    assert 1.0 < seconds < harness.LIMIT
     assert job.end() == [2, 2]
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults import harness
 from tests.faults.planted import ERRORS, MOMENTS
 from tests.faults.test_agents import PATIENCE, is_running
 from tests.launch import slurm as local_slurm
@@ -55,22 +56,32 @@ def cluster(tmp_path_factory):
         yield running
 
 
-def launched(folder: Path, command: list[str], environment: dict[str, str]) -> tuple[int, str]:
-    """Return the exit status of a launcher and what it and its ranks have said, when all of them have ended."""
+def launched(folder: Path, command: list[str], environment: dict[str, str]) -> tuple[int, str, float]:
+    """Return the exit status of a launcher and what it and its ranks have said, when all of them have ended.
+
+    And the seconds from the planted error to that end in which they did nothing but wait.
+    """
     with (folder / "said").open("w+") as said:
         job = subprocess.Popen(
             command, stdout=said, stderr=said, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1", **environment}
         )
-        try:
-            code = job.wait(600)  # three interpreters may start slowly
-        finally:
-            job.kill()
-    deadline = time.monotonic() + PATIENCE
-    for path in folder.glob("run.*.pid"):
-        while is_running(int(path.read_text())):
-            assert time.monotonic() < deadline, f"{path.name} did not end\n{(folder / 'said').read_text()[-3000:]}"
-            time.sleep(0.05)
-    return code, (folder / "said").read_text()
+
+        def pids() -> list[int]:
+            written = [path.read_text() for path in folder.glob("run.*.pid")]
+            return [job.pid, *(int(text) for text in written if text)]
+
+        with harness.Waiting(pids) as waiting:
+            try:
+                code = job.wait(600)  # three interpreters may start slowly
+            finally:
+                job.kill()
+            deadline = time.monotonic() + PATIENCE
+            for path in folder.glob("run.*.pid"):
+                while is_running(int(path.read_text())):
+                    told = f"{path.name} did not end\n{(folder / 'said').read_text()[-3000:]}"
+                    assert time.monotonic() < deadline, told
+                    time.sleep(0.05)
+    return code, (folder / "said").read_text(), waiting.since(float((folder / "run.planted").read_text()))
 
 
 CASES = list(itertools.product(LAUNCHERS, MOMENTS, range(2), ERRORS))
@@ -85,12 +96,12 @@ CASES = list(itertools.product(LAUNCHERS, MOMENTS, range(2), ERRORS))
     ],
 )
 def test_one_cause_under_each_launcher(tmp_path, request, launcher, moment, rank, error) -> None:
-    """`-s` shows the seconds from the error to the end of the last process."""
+    """`-s` shows how long they wait from the error to the end of the last process."""
     command, environment = LAUNCHERS[launcher](request)
     run, words = tmp_path / "run", str(ERRORS[error].args[0])
-    code, said = launched(tmp_path, [*command, str(run), str(rank), moment, error], environment)
-    seconds = time.time() - float(run.with_suffix(".planted").read_text())
-    print(f"{launcher}, rank {rank}, {moment}, {error}: ended after {seconds:.1f} s, load {os.getloadavg()[0]:.0f}")
+    code, said, waited = launched(tmp_path, [*command, str(run), str(rank), moment, error], environment)
+    print(f"{launcher}, rank {rank}, {moment}, {error}: waited {waited:.1f} s, load {os.getloadavg()[0]:.0f}")
+    assert waited < harness.LIMIT
     assert code != 0
     assert len(list(tmp_path.glob("run.*.pid"))) == 2
     assert said.count(words) == 1, said
@@ -113,9 +124,9 @@ def test_a_rank_that_is_killed_ends_the_others(tmp_path, request, launcher, mome
     """The launcher says so too, and may end the others before they have found out."""
     command, environment = LAUNCHERS[launcher](request)
     run = tmp_path / "run"
-    code, said = launched(tmp_path, [*command, str(run), "1", moment, "killed"], environment)
-    seconds = time.time() - float(run.with_suffix(".planted").read_text())
-    print(f"{launcher}, {moment}, killed: ended after {seconds:.1f} s, load {os.getloadavg()[0]:.0f}")
+    code, said, waited = launched(tmp_path, [*command, str(run), "1", moment, "killed"], environment)
+    print(f"{launcher}, {moment}, killed: waited {waited:.1f} s, load {os.getloadavg()[0]:.0f}")
+    assert waited < harness.LIMIT
     assert code != 0
     assert re.search('File ".*credit_like', said) is None, (
         said
