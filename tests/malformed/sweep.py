@@ -253,8 +253,31 @@ class Case:
         return f"{self.variant}: {'.'.join(map(str, self.path))} = {json.dumps(self.value)[:60]}"
 
 
-def cases(folder: Path) -> Iterator[tuple[Case, dict[str, Any]]]:
-    """Yield every case, with the whole experiment as plain data. Each field of a class is tried in one variant per command."""
+@dataclass(frozen=True)
+class Field:
+    """A key of a variant's experiment, with the value that it has."""
+
+    variant: str
+    experiment: Experiment
+    path: Key
+    value: Any
+
+    def cases(self) -> Iterator[tuple[Case, dict[str, Any]]]:
+        """Yield every case of this key whose experiment is a new and a valid one."""
+        tree, accepted = self.experiment.to_dict(), [self.experiment]
+        for value in silly(self.value):
+            try:
+                made = changed(tree, self.path, value)
+                loaded = Experiment.model_validate(made)
+            except (ValueError, KeyError, TypeError):
+                continue
+            if loaded not in accepted:
+                accepted.append(loaded)
+                yield Case(self.variant, self.path, value), made
+
+
+def fields_of(folder: Path) -> Iterator[Field]:
+    """Yield every key. Each field of a class is tried in one variant per command."""
     seen = set()
     for name, variant in variants(folder).items():
         experiment = base(variant, folder)
@@ -267,16 +290,13 @@ def cases(folder: Path) -> Iterator[tuple[Case, dict[str, Any]]]:
             except (KeyError, TypeError, IndexError):  # a part of a phase that is as in the others
                 continue
             seen.add((variant.command, field))
-            accepted = [experiment]
-            for value in silly(found):
-                try:
-                    made = changed(tree, path, value)
-                    loaded = Experiment.model_validate(made)
-                except (ValueError, KeyError, TypeError):
-                    continue
-                if loaded not in accepted:
-                    accepted.append(loaded)
-                    yield Case(name, path, value), made
+            yield Field(name, experiment, path, found)
+
+
+def cases(folder: Path) -> Iterator[tuple[Case, dict[str, Any]]]:
+    """Yield every case, with the whole experiment as plain data."""
+    for field in fields_of(folder):
+        yield from field.cases()
 
 
 def at(tree: Any, path: Key) -> Any:
