@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from credit_like import registry
 from credit_like.data.aliases import ALIASES
+from credit_like.data.files import netcdf_files
 from credit_like.data.sources._conventions import DIMS, own_name
 from credit_like.data.sources._files import find_files, is_url, source_type
 from credit_like.data.times import seconds, to_text
@@ -234,7 +235,7 @@ def _open(path: str) -> tuple[dict[str, Any], xr.Dataset]:
         # Times without a start are the one thing that files often lack and that another variable of theirs may hold.
         if kind != "netcdf" or is_url(path):
             raise
-        with xr.open_dataset(path, decode_cf=False) as raw:
+        with netcdf_files.reading(path) as raw:
             reference = next(
                 (str(name) for name in raw.variables if re.search("ref.*time|start.*time", str(name))), None
             )

@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import shutil
 import signal
 import time
@@ -25,7 +26,7 @@ from credit_like.errors import UserError
 from credit_like.inference import forecast as forecasts
 from credit_like.inference.forecast import write_forecasts
 from credit_like.inference.paths import forecast_path
-from credit_like.inference.writers import _netcdf, _zarr
+from credit_like.inference.writers import _base, _netcdf, _zarr
 from credit_like.lock import Locked
 from credit_like.rollout import rollout
 
@@ -351,6 +352,33 @@ def test_two_processes_do_not_write_the_same_forecasts(data, tmp_path, kind, mon
     other.join(120)
     assert other.exitcode == 0
     assert write_forecasts(make_context(experiment), "step-7").finished
+
+
+@pytest.mark.parametrize("kind", ["zarr", "netcdf"])
+@pytest.mark.parametrize("ensemble", [{"members": 1}, ENSEMBLE], ids=["one", "members"])
+def test_what_counts_as_complete_is_on_the_disk(data, tmp_path, kind, ensemble, monkeypatch):
+    """A mark of completion that outlives a power failure is of files that do too."""
+    fsync, flushed, marked = os.fsync, set(), []
+
+    def flush(descriptor):
+        flushed.add(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    def mark(path, text):
+        made = {p.stat().st_ino for p in (tmp_path / "forecasts").rglob("*") if p.is_file() and values.search(str(p))}
+        if path.parent.name == "done":
+            marked.append(made <= flushed)
+        replace_text(path, text)
+
+    # Chunks of the store; files that have their final names. The batches hold one initial time, and none is computed ahead.
+    values = re.compile(r"/c/\d" if kind == "zarr" else r"\.nc$")
+    replace_text = _base.replace_text
+    monkeypatch.setattr(os, "fsync", flush)
+    monkeypatch.setattr(_base, "replace_text", mark)
+    monkeypatch.setattr(forecasts.Background, "submit", lambda self, action: action())
+    write(data, tmp_path, output={"type": kind}, batch_size=1, ensemble=ensemble)
+    assert marked
+    assert all(marked)
 
 
 @pytest.mark.parametrize("kind", ["zarr", "netcdf"])

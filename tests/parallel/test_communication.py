@@ -515,6 +515,8 @@ MORE = {
     "columns": Case(1, 1, 2, columns=2, leads=2),
     "boxes": Case(1, 1, 4, columns=2, batch=2, micro=2),
     "spectral": Case(1, 1, 2, loss="spectral"),  # whole rows are there
+    "uneven-boxes": Case(1, 1, 6, columns=3, leads=2),
+    "dp-columns": Case(2, 1, 3, columns=3, batch=2, spectral=False),
     "dp-boxes-tensor": Case(2, 2, 2, columns=2),
     "boxes-ensemble": Case(1, 1, 4, columns=2, ensemble=2, members=2),
     "rows-energy": Case(1, 1, 2, columns=2, members=2, batch=2, micro=2, loss="energy"),

@@ -211,6 +211,14 @@ def test_rows_and_columns_with_all_else(run_ranks, tiny, layout, changes, option
     check(run_ranks, tiny, layout, changes=changes, **options)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("rest", [(2, 1), (1, 2)], ids=["data 2", "tensor 2"])
+@pytest.mark.parametrize(("box", "width"), [((1, 4), 120), ((3, 2), 56), ((2, 3), 88)], ids=str)
+def test_every_box_with_data_and_tensor_ranks(run_ranks, tiny, box, width, rest):
+    changes = {"width": width, **(TRANSPOSE if rest == (1, 2) else {})}
+    check(run_ranks, tiny, (*rest, box), steps=3, leads=3, changes=changes)
+
+
 def test_domain_alone(run_ranks, tiny):
     check(run_ranks, tiny, (1, 1, 2), data="none")
 

@@ -29,6 +29,8 @@ LAYOUTS = [
     Case(1, 1, 2, columns=2),
     Case(1, 1, 4, columns=2, data="none"),
     Case(1, 2, 2, columns=2),
+    Case(1, 1, 6, columns=3),
+    Case(2, 1, 3, columns=3, data="ddp"),
 ]
 MEMBERS = [
     Case(1, 1, 1, data="none", members=2),

@@ -71,6 +71,7 @@ class ZarrWriter(Writer):
                 encoding[name]["shards"] = shards
         dataset.to_zarr(fresh, mode="w", compute=False, consolidated=False, zarr_format=3, encoding=encoding)
         _consolidate(fresh)
+        _flush(fresh)
         try:
             os.rename(fresh, self.partial)
         except OSError:
@@ -102,6 +103,20 @@ class ZarrWriter(Writer):
                 self._arrays[name] = zarr.open_array(self.path / name, mode="r+")
         return self._arrays[name]
 
+    def complete(self, init: int) -> None:
+        self._flush(str(init))
+        super().complete(init)
+
+    def complete_member(self, init: int, member: int) -> None:
+        self._flush(f"{init}/{member}")
+        super().complete_member(init, member)
+
+    def _flush(self, place: str) -> None:
+        """Have all chunks of an initial time or member on the disk before they count as complete."""
+        store = self.partial if self.partial.exists() else self.path
+        for name in self.layout.chosen:
+            _flush(store / name / "c" / place)
+
     def finish(self) -> bool:
         if not super().finish():
             return False
@@ -130,6 +145,17 @@ def _boxes(places: Sequence[ForecastKey]) -> Iterator[tuple[tuple[slice, slice],
             end, inits = end + members, inits + 1
         yield (slice(init, init + inits), slice(first, first + members)), slice(start, end)
         start = end
+
+
+def _flush(path: Path) -> None:
+    """Flush all files in a folder to the disk: what is recorded as complete must be so after a power failure too."""
+    for folder, _, files in os.walk(path):
+        for file in files:
+            descriptor = os.open(os.path.join(folder, file), os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
 
 
 def _consolidate(path: Path) -> None:
