@@ -24,7 +24,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -351,28 +351,30 @@ PROGNOSTIC_SHARP = longer(
 PRECIPITATION = [PLAIN, TURNED, SHARP, PROGNOSTIC, PROGNOSTIC_TURNED, PROGNOSTIC_WEIGHTED, PROGNOSTIC_SHARP]
 
 
-def precipitation(bench: Bench) -> list[str]:
-    """RMSE of precipitation and column water relative to persistence."""
-    rows, measured = [], [recipe for recipe in PRECIPITATION if bench.found(recipe)]
+def precipitation(recipes: Sequence[Recipe], humidity: Sequence[str], text: str, bench: Bench) -> list[str]:
+    """RMSE of precipitation and humidity relative to persistence; `text` begins the explanation.
+
+    The first recipe is that which humidity is compared with.
+    """
+    rows, measured, plain = [], [recipe for recipe in recipes if bench.found(recipe)], recipes[0]
     for recipe in measured:
         seeds = bench.found(recipe)
         found = ratios(bench, recipe, PERSISTENCE, seeds)
-        for channel in ("precipitation", "column_water"):
+        for channel in ("precipitation", *humidity):
             cells = [mean_and_range([r.loc[channel, lead] for r in found]) for lead in LEADS]
             average = np.mean([r.loc[channel] for r in found], 0)
             if channel == "precipitation":
                 met = verdict(average[0] < 1)
-            elif recipe is PLAIN or not set(seeds) <= set(bench.found(PLAIN)):
+            elif recipe is plain or not set(seeds) <= set(bench.found(plain)):
                 met = ""
             else:
-                plain = np.mean([r.loc[channel] for r in ratios(bench, PLAIN, PERSISTENCE, seeds)], 0)
-                met = verdict(bool((average < plain).all()))
+                before = np.mean([r.loc[channel] for r in ratios(bench, plain, PERSISTENCE, seeds)], 0)
+                met = verdict(bool((average < before).all()))
             rows.append([recipe.name, channel, *cells, met, bench.minutes(recipe, seeds), ", ".join(map(str, seeds))])
     heads = ["recipe", "variable", *(f"{lead} h" for lead in LEADS), "target", "processor minutes", "seeds"]
     return [
-        f"RMSE as a fraction of persistence's, at a budget of {BUDGET} steps of the model with 8 samples; "
-        f"`{PROGNOSTIC_SHARP.name}` has as many batches as take that time instead. Targets: precipitation below 1 at 6 h; column "
-        f"water at each of the 20 leads below that of `{PLAIN.name}` with the same seeds.",
+        f"{text} Targets: precipitation below 1 at 6 h; {humidity[0].split()[0].replace('_', ' ')} at each of the 20 leads below "
+        f"that of `{plain.name}` with the same seeds.",
         *legend(measured),
         "",
         *(table(heads, rows) if rows else ["Not measured yet."]),
@@ -413,6 +415,19 @@ def gcm_damping(strength: float, more: str = "") -> str:
     return f"{{type: spherical-filter, {fields}, damping: {strength:g}, order: 2{more}}}"
 
 
+GCM_LEVELS = (0.2, 0.51, 0.835)
+GCM_PROGNOSTIC = replace(
+    GCM_SINGLE,
+    name="gcm-prognostic",
+    what="precipitation prognostic: an input, and predicted as its change",
+    sets=(
+        *GCM_SINGLE.sets,
+        "data.prognostic={level: [u, v, temperature, specific_humidity], "
+        "surface: [surface_pressure, geopotential_500, precipitation]}",
+        "data.diagnostic={surface: []}",
+    ),
+)
+GCM_PRECIPITATION = [GCM_SINGLE, GCM_PROGNOSTIC]
 GCM_DAMPED = Recipe(
     "gcm-damped",
     "the training of `gcm-single`, forecasts with `spherical-filter` of damping 0.03 and order 2",
@@ -550,28 +565,84 @@ SHORT = Recipe(
 )
 
 
-NEW = ["column_water", "precipitation"]
+GCM_DRY = replace(
+    GCM_SINGLE,
+    name="gcm-dry",
+    what="without specific humidity and precipitation",
+    sets=(
+        *GCM_SINGLE.sets,
+        "data.prognostic={level: [u, v, temperature], surface: [surface_pressure, geopotential_500]}",
+        "data.diagnostic={surface: []}",
+    ),
+)
+GCM_ADDED = Recipe(
+    "gcm-added",
+    "1416 batches of 2 samples from the weights of the run without them, then 163 of forecasts of two steps, with weights in the "
+    "loss and learning rates as of `added-forecasts`",
+    (
+        *GCM_SINGLE.sets[:2],
+        "trainer.global_batch_size=2",
+        "trainer.micro_batch_size=2",
+        "trainer.optimizer.learning_rate=2.5e-3",
+        "loss.variable_weights={specific_humidity: 1.6, precipitation: 2}",
+        "trainer.phases=[{epochs: 4, batches_per_epoch: 354, scheduler: {total_steps: 1746, warmup_steps: 100}}, "
+        "{epochs: 1, batches_per_epoch: 163, forecast_len: 2, optimizer: {learning_rate: 1.0e-3}, scheduler: {warmup_steps: 10}}]",
+    ),
+    start=GCM_DRY,
+    file=GCM,
+)
 
 
-def added(bench: Bench) -> list[str]:
-    """RMSE of a run that starts from one without column water and precipitation, relative to from-scratch."""
-    measured = [recipe for recipe in (*ADDITIONS, SHORT) if bench.found(PLAIN, recipe)]
+@dataclass(frozen=True)
+class Addition:
+    """Runs that start from one without some channels (`new`, by what the table calls them), and the `base` from scratch."""
+
+    base: Recipe
+    recipes: Sequence[Recipe]
+    new: Mapping[str, Sequence[str]]
+    others: str
+    text: str
+
+
+ADDED_HERE = Addition(
+    PLAIN,
+    [*ADDITIONS, SHORT],
+    {"column_water": ["column_water"], "precipitation": ["precipitation"]},
+    "wind and height",
+    f"Column water and precipitation are added to a trained run of wind and height (`{DRY.name}`), and trained for 160 steps "
+    f"of 8 samples (25 % of {BUDGET}). RMSE relative to {BUDGET} steps from initial weights (`{PLAIN.name}`)",
+)
+ADDED_GCM = Addition(
+    GCM_SINGLE,
+    [GCM_ADDED],
+    {"specific_humidity": [f"specific_humidity {level}" for level in GCM_LEVELS], "precipitation": ["precipitation"]},
+    "the others",
+    f"Specific humidity on three levels and precipitation are added to a trained run of the other variables of config/gcm-t21.yml "
+    f"(`{GCM_DRY.name}`), and trained on as many samples as 25 % of {GCM_SINGLE.steps} steps of 8. RMSE relative to "
+    f"{GCM_SINGLE.steps} steps from initial weights (`{GCM_SINGLE.name}`)",
+)
+
+
+def added(addition: Addition, bench: Bench) -> list[str]:
+    """RMSE of a run that starts from one without some variables, relative to from-scratch."""
+    base = addition.base
+    measured = [recipe for recipe in addition.recipes if bench.found(base, recipe)]
+    new = [channel for channels in addition.new.values() for channel in channels]
     rows = []
     for recipe in measured:
-        seeds = bench.found(PLAIN, recipe)
-        found = [bench.rmse(recipe, seed) / bench.rmse(PLAIN, seed) for seed in seeds]
-        parts = {name: [r.loc[name] for r in found] for name in NEW}
-        parts |= {"wind and height": [r.drop(NEW).mean() for r in found], "mean": [r.mean() for r in found]}
+        seeds = bench.found(base, recipe)
+        found = [bench.rmse(recipe, seed) / bench.rmse(base, seed) for seed in seeds]
+        parts = {name: [r.loc[list(channels)].mean() for r in found] for name, channels in addition.new.items()}
+        parts |= {addition.others: [r.drop(new).mean() for r in found], "mean": [r.mean() for r in found]}
         for name, of_seeds in parts.items():
             cells = [mean_and_range([x[lead] for x in of_seeds]) for lead in LEADS]
             met = verdict(np.mean(of_seeds, 0).max() <= 1)
             rows.append([recipe.name, name, *cells, met, bench.minutes(recipe, seeds), ", ".join(map(str, seeds))])
     heads = ["run", "variables", *(f"{lead} h" for lead in LEADS), "target", "processor minutes", "seeds"]
     return [
-        f"Column water and precipitation are added to a trained run of wind and height (`{DRY.name}`), and trained for 160 steps "
-        f"of 8 samples (25 % of {BUDGET}). RMSE relative to {BUDGET} steps from initial weights (`{PLAIN.name}`), which took "
-        f"{bench.minutes(PLAIN, bench.found(PLAIN))} processor minutes. Target: at most 1 at all 20 leads in the mean over seeds. "
-        "Batches of 2 samples make four times as many updates of the weights, about as many as from scratch.",
+        f"{addition.text}, which took {bench.minutes(base, bench.found(base))} processor minutes. Target: at most 1 at all 20 "
+        "leads in the mean over seeds. Batches of 2 samples make four times as many updates of the weights, about as many as from "
+        "scratch.",
         *legend(measured),
         "",
         *(table(heads, rows) if rows else ["Not measured yet."]),
@@ -869,6 +940,35 @@ SPECTRAL_FILTERED = Recipe(
     (*DIAGNOSTIC, FILTER),
     forecasts_of=SPECTRAL,
 )
+GCM_SPECTRAL = Recipe(
+    "gcm-spectral",
+    "two more epochs on `spectral`",
+    (
+        *GCM_SINGLE.sets[:2],
+        "trainer.epochs=2",
+        "trainer.optimizer.learning_rate=5.0e-4",
+        "trainer.scheduler.warmup_steps=10",
+        "loss={type: spectral}",
+    ),
+    start=GCM_SINGLE,
+    file=GCM,
+)
+GCM_FIELDS = "u, v, temperature, specific_humidity, surface_pressure, geopotential_500"
+GCM_RAIN = (
+    "{type: zonal-energy, variables: [precipitation], climatology: [2000-01-02, 2000-07-14]}, "
+    "{type: clip, variables: [specific_humidity, precipitation]}"
+)
+GCM_KEPT = Recipe(
+    "gcm-kept",
+    "the training of `gcm-single`, forecasts with `zonal-energy`",
+    (
+        *GCM_SINGLE.sets[:2],
+        f"physics=[{{type: zonal-energy, variables: [{GCM_FIELDS}], rate: 1, lowest: 1}}, {', '.join([GCM_RAIN] * 2)}]",
+    ),
+    forecasts_of=GCM_SINGLE,
+    file=GCM,
+)
+GCM_SHARPNESS = [GCM_SINGLE, GCM_SPECTRAL, GCM_KEPT]
 SHARPNESS = [
     PLAIN,
     DAMPED,
@@ -1380,7 +1480,28 @@ FREE = [
 ]
 FREE_GCM = [GCM_PLAIN, GCM_HELD, GCM_LONG]
 CASES: dict[str, tuple[str, list[Recipe], Callable[[Bench], list[str]]]] = {
-    "precipitation": ("Precipitation and humidity", PRECIPITATION, precipitation),
+    "precipitation": (
+        "Precipitation and humidity",
+        PRECIPITATION,
+        partial(
+            precipitation,
+            PRECIPITATION,
+            ["column_water"],
+            f"RMSE as a fraction of persistence's, at a budget of {BUDGET} steps of the model with 8 samples; "
+            f"`{PROGNOSTIC_SHARP.name}` has as many batches as take that time instead.",
+        ),
+    ),
+    "precipitation-gcm": (
+        "Precipitation and humidity of gcm-t21",
+        GCM_PRECIPITATION,
+        partial(
+            precipitation,
+            GCM_PRECIPITATION,
+            [f"specific_humidity {level}" for level in GCM_LEVELS],
+            f"As above, on the data of config/gcm-t21.yml: RMSE as a fraction of persistence's after {GCM_SINGLE.steps} single "
+            "steps with 8 samples.",
+        ),
+    ),
     "curriculum": (
         "Pretraining and longer forecasts",
         [*SINGLE_STEPS, *CURRICULA, EQUAL],
@@ -1396,12 +1517,24 @@ CASES: dict[str, tuple[str, list[Recipe], Callable[[Bench], list[str]]]] = {
         [GCM_SINGLE, GCM_DAMPED, GCM_CURRICULUM],
         curriculum_gcm,
     ),
-    "added": ("Two variables added", [PLAIN, *ADDITIONS, SHORT], added),
+    "added": ("Two variables added", [PLAIN, *ADDITIONS, SHORT], partial(added, ADDED_HERE)),
+    "added-gcm": (
+        "Two variables added to gcm-t21",
+        [GCM_SINGLE, GCM_ADDED],
+        partial(added, ADDED_GCM),
+    ),
     "finer": ("From a coarse to a fine grid", [FINE, FINE_FROM_COARSE], finer),
     "sharpness": (
         "Sharpness",
         SHARPNESS,
         partial(sharpness, SHARPNESS, "with so few forecasts even the truth differs from itself by what its row says."),
+    ),
+    "sharpness-gcm": (
+        "Sharpness of gcm-t21",
+        GCM_SHARPNESS,
+        partial(
+            sharpness, GCM_SHARPNESS, "of 26 initial times in two months of another season than those of the training."
+        ),
     ),
     "kept": (
         "Sharpness of forecasts that keep zonal energy",

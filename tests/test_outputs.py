@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import multiprocessing
 import os
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import get_type_hints
@@ -226,12 +227,15 @@ def test_a_draft_replaces_the_file_whole_or_is_removed(tmp_path) -> None:
 def test_two_processes_may_write_one_file_at_once(tmp_path) -> None:
     """Each has a draft of its own; a dead one's is removed, file or folder, and that of a process of another host stays."""
     path = tmp_path / "scores.csv"
-    draft_beside(path).mkdir()
-    dead = draft_beside(path).with_name(draft_beside(path).name.replace(str(os.getpid()), "4194305"))  # above any pid
-    dead.mkdir()
-    (dead / "x").write_text("")
-    elsewhere = tmp_path / ".scores.csv.00000000-4194305"
-    elsewhere.write_text("")
+    stem = draft_beside(path).name.removesuffix(str(os.getpid()))
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    for dead in (ended.pid, os.getpid()):
+        (tmp_path / f"{stem}{dead}").mkdir()
+        (tmp_path / f"{stem}{dead}" / "x").write_text("")
+    kept = [*(f"{stem}{x}" for x in (os.getppid(), "x", 10**30)), f".scores.csv.00000000-{ended.pid}"]
+    for name in kept:
+        (tmp_path / name).write_text("")
     begun, go_on = multiprocessing.Event(), multiprocessing.Event()
 
     def slow() -> None:
@@ -250,4 +254,4 @@ def test_two_processes_may_write_one_file_at_once(tmp_path) -> None:
     process.join(60)
     assert process.exitcode == 0
     assert path.read_text() == "slow"
-    assert sorted(one.name for one in tmp_path.iterdir()) == sorted([elsewhere.name, "scores.csv"])
+    assert sorted(one.name for one in tmp_path.iterdir()) == sorted([*kept, "scores.csv"])

@@ -13,14 +13,16 @@ import pytest
 import xarray as xr
 from rich.table import Table
 
-from credit_like import terminal
+from credit_like import build, terminal
 from credit_like.cli import main
 from credit_like.demo import _ratio, print_tables
 from credit_like.evaluation.scorecard import print_scorecard, scorecard
 from credit_like.naming import counted
+from credit_like.schema.load import load_experiment
 from credit_like.terminal import duration, fitted, logging_above, plain_console, progress_bar, shortened
 from credit_like.training.monitor import Monitor
 from tests.experiments import DEMO
+from tests.integration.test_restart import TINY
 
 WIDTHS = (80, 100, 160)
 ROW = {
@@ -31,7 +33,7 @@ ROW = {
 
 def screenshot(text: str, width: int) -> list[str]:
     """The lines that a terminal of this width shows of what was written to it."""
-    screen = pyte.Screen(width, 60)
+    screen = pyte.Screen(width, 500)
     screen.set_mode(pyte.modes.LNM)  # a new line begins in the first column, as the terminal's driver has it
     pyte.Stream(screen).feed(text)
     return [line.rstrip() for line in screen.display if line.strip()]
@@ -239,3 +241,68 @@ def test_numbers_have_nouns_in_their_number():
     assert [counted(1, "step"), counted(2, "step"), counted(2, "process"), counted(13, "batch")] == [
         "1 step", "2 steps", "2 processes", "13 batches",
     ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two runs that differ in seed and learning rate, with forecasts and scores."""
+    folder = tmp_path_factory.mktemp("of-the-terminal")
+    for seed in (1, 2):
+        sets = [
+            *TINY,
+            "inference={init: [2000-01-11T06, 2000-01-13T06, 12h], lead: 24h}",
+            f"seed={seed}",
+            f"trainer.optimizer.learning_rate={seed}e-3",
+            f"save_loc={folder / f'run-{seed}'}",
+        ]
+        experiment = load_experiment(DEMO, sets)
+        assert build.train(experiment) == build.rollout(experiment) == build.evaluate(experiment) == 0
+    return folder
+
+
+COMMANDS = {
+    "check": lambda runs: ["check", runs / "run-1" / "experiment.yml"],
+    "plan": lambda runs: ["plan", DEMO, "--gpus", "2,4", "--gpu", "h100"],
+    "preprocess": lambda runs: ["preprocess", runs / "run-1" / "experiment.yml", "--set", f"save_loc={runs / 'new'}"],
+    "status": lambda runs: ["status", runs / "run-1"],
+    "checkpoints": lambda runs: ["checkpoints", runs / "run-1", "--verify"],
+    "runs": lambda runs: ["runs", runs],
+    "compare": lambda runs: ["runs", "--compare", runs / "run-1", runs / "run-2"],
+    "evaluate": lambda runs: ["evaluate", runs / "run-1" / "experiment.yml"],
+}
+"""Commands that print tables."""
+
+
+def shown(monkeypatch, command: list[object], width: int) -> list[str]:
+    """Return what a terminal of this width shows of a command."""
+    terminal = Terminal()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", terminal)
+        patch.setattr(sys, "stderr", terminal)
+        patch.setenv("COLUMNS", str(width))
+        patch.setenv("TERM", "xterm")
+        patch.delenv("NO_COLOR", raising=False)
+        with pytest.raises(SystemExit) as end:
+            main([str(part) for part in command])
+    assert not end.value.code, terminal.getvalue()
+    # A line that is wider than the terminal goes on in the next one: the longest written one is what counts.
+    written = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue()).replace("\r", "\n").splitlines()
+    tables = [line for line in written if re.search(r"[│┃┏└━─╇]", line)]
+    assert max((len(line) for line in tables), default=0) <= width
+    return screenshot(terminal.getvalue(), width)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_table_fits_and_cuts_no_number(runs, monkeypatch, name):
+    """All numbers that a terminal shows are those that a very wide one shows."""
+    number = re.compile(r"(?<![^\s│┃(])[-−+]?\d+(?:\.\d+)?(?:[eE][-+]\d+)?(?=[\s│┃),]|$)")
+    command = COMMANDS[name](runs)
+    everything = set(number.findall("\n".join(shown(monkeypatch, command, 400))))
+    assert everything
+    for width in WIDTHS:
+        lines = shown(monkeypatch, command, width)
+        assert not [line for line in lines if "…" in line]
+        found = set(number.findall("\n".join(lines)))
+        assert found
+        assert found - everything <= {str(width)}  # "not shown in 80 columns"

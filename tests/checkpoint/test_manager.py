@@ -424,7 +424,9 @@ def test_what_cannot_be_read_now_is_no_damage(tmp_path, monkeypatch, where, numb
 
     with monkeypatch.context() as patch:
         if where == "manifest":
-            patch.setattr(Path, "read_bytes", failing(Path.read_bytes, lambda p: p.parent.name in names))
+            patch.setattr(
+                format_module, "read_small", failing(format_module.read_small, lambda p: p.parent.name in names)
+            )
         elif where == "size":
             ours = lambda p: p.suffix == ".safetensors" and p.parent.name in names  # noqa: E731
             patch.setattr(Path, "stat", failing(Path.stat, ours))

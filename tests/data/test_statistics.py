@@ -2,8 +2,6 @@
 
 import logging
 import os
-import socket
-import subprocess
 
 import numpy as np
 import pytest
@@ -199,7 +197,6 @@ def test_a_channel_that_is_not_there(stored, data_section):
 
 
 def test_the_real_analyses():
-    import os
     from pathlib import Path
 
     folder = os.environ.get("CREDIT_LIKE_DATA")
@@ -291,15 +288,3 @@ def test_statistics_of_other_data_are_refused(stored, dataset, tmp_path, data_se
             Statistics(old).refuse_other_data(again, others, other, path, is_used=False)
         del old.attrs["timestep"]
     Statistics(old).refuse_other_data(again, others, other, path, is_used=False)
-
-
-def test_drafts_of_dead_processes_are_removed_and_those_of_living_ones_kept(stored, tmp_path):
-    _, data, variables, store = stored()
-    host = socket.gethostname()
-    with subprocess.Popen(["true"]) as ended:
-        pass
-    kept = {f".statistics.nc.{host}-{x}" for x in (os.getppid(), "x", 10**30)} | {".statistics.nc.elsewhere-1"}
-    for name in (*kept, f".statistics.nc.{host}-{ended.pid}", f".statistics.nc.{host}-{os.getpid()}"):
-        (tmp_path / name).write_bytes(b"")
-    fit_statistics(store, variables, data).save(tmp_path / "statistics.nc")
-    assert {path.name for path in tmp_path.glob(".statistics.nc.*")} == kept

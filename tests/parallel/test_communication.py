@@ -178,8 +178,8 @@ PADDED, PADDED_WIDTH = HEIGHT + NORTH + SOUTH, WIDTH + WEST + EAST
 STAGES = [PADDED // 2 ** (stage + 1) for stage in range(4)]  # 32, 16, 8, 4
 COLUMNS = [PADDED_WIDTH // 2 ** (stage + 1) for stage in range(4)]  # 48, 24, 12, 6
 # Bands are whole windows where there is attention, and whole pairs of rows after a pixel shuffle.
-UNITS = {size: math.lcm(WINDOW, 2) for size in (*STAGES, *COLUMNS)} | {2 * STAGES[0]: 2, 2 * COLUMNS[0]: 2}
-"""64 is the size of a doubled stage and the number of the image's columns; two bands of these are whole pairs in any case."""
+UNITS = {size: math.lcm(WINDOW, 2) for size in (*STAGES, *COLUMNS)} | {2 * COLUMNS[0]: 2}
+"""Not the rows of the first doubled stage, 64 like the image's columns: two bands of them, the most, are whole pairs in any case."""
 
 Lists = list[list[int | None]]
 """Rows (or columns) of each rank; None is one of zeros."""
