@@ -10,12 +10,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from credit_like.errors import UserError
 from credit_like.small_files import LOG_BYTES, read_small, yaml_values
 
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _BLOCK = 64 * 1024  # bytes of a log that are read at once, from the end
 _LONGEST_LINE = 16 * 2**20
 _OWN = ("name", "save_loc")
@@ -167,7 +164,7 @@ def experiment_keys(path: Path) -> dict[str, Any]:
 @lru_cache(maxsize=8192)
 def _section(text: str) -> dict[str, Any]:
     try:
-        return dict(_leaves(yaml_values(text, _LOADER) or {}))
+        return dict(_leaves(yaml_values(text) or {}))
     except ValueError:
         return {}
 

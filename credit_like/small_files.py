@@ -17,6 +17,7 @@ MOST_BYTES = 256 * 2**20
 """Largest size of a file of metadata; a manifest of thousands of ranks has a few MB."""
 LOG_BYTES = 2**30
 """Largest size of the log of a run that is read."""
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _MOST_YAML = 4 * 2**20
 _MOST_VALUES = 100_000
 
@@ -43,10 +44,10 @@ def read_yaml(path: Path) -> Any:
     return yaml_values(read_small(path, _MOST_YAML).decode("utf-8-sig"))
 
 
-def yaml_values(text: str, loader: Any = yaml.SafeLoader) -> Any:
+def yaml_values(text: str) -> Any:
     """Return the values of a YAML text. Raises ValueError for another text and for more values than any of our files has."""
     try:
-        values = yaml.load(text, loader)
+        values = yaml.load(text, _LOADER)
         _count(values, {})
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from error

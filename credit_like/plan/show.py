@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import textwrap
+from typing import Any
+
 from rich.console import Console
 from rich.table import Table
 
@@ -42,20 +45,29 @@ def print_report(report: PlanReport, console: Console | None = None) -> None:
     fitted(console, table, _DROPPABLE)
     console.print(table)
     for reason in report.illegal:
-        console.print(f"not possible: {reason.degree} {reason.value}: {reason.reason}")
-    console.print(assumptions(report.machine))
+        _note(console, f"not possible: {reason.degree} {reason.value}: {reason.reason}")
+    _note(console, assumptions(report.machine))
     for precision in sorted({row.fullest.precision for row in report.rows}):
         console.print(f"Computing in {precision}.")
     best = report.recommended
     if best is None:
-        console.print(f"no layout of {report.world} fits; {advice(report)}")
+        _note(console, f"no layout of {report.world} fits; {advice(report)}")
         return
     console.print(f"\n# recommended for {report.world} GPUs\n{block(best)}")
     if told := why_whole(best):
-        console.print(f"# {told}")
+        _note(console, told, "# ")
     for name, size in sorted(best.fullest.parts.items(), key=lambda item: -item[1]):
         if size >= 5e5:
             console.print(f"#   {size / 1e9:8.3f} GB {name}")
+
+
+def _note(console: Console, text: str, before: str = "") -> None:
+    """Print a text, on a terminal in lines of whole words that begin with `before`, elsewhere in one line."""
+    if console.is_terminal:
+        options: dict[str, Any] = {"initial_indent": before, "subsequent_indent": before}
+        console.print(textwrap.fill(text, console.width, break_long_words=False, break_on_hyphens=False, **options))
+    else:
+        console.print(before + text)
 
 
 def print_machine(machine: Machine) -> None:

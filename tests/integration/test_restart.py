@@ -71,7 +71,12 @@ def wait_for_a_step(folder: Path, job: harness.Job) -> None:
     [
         pytest.param(["trainer.loader.num_workers=1"], 5, id="workers", marks=pytest.mark.long),
         pytest.param([*PHASES, "trainer.loader.num_workers=1"], 5, id="phases", marks=pytest.mark.long),
-        pytest.param([*ROLLOUT, "trainer.optimizer={type: muon, learning_rate: 0.001}"], 3, id="rollout-muon"),
+        pytest.param(
+            [*ROLLOUT, "trainer.optimizer={type: muon, learning_rate: 0.001}"],
+            3,
+            id="rollout-muon",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_kill_minus_nine_at_some_moments(tmp_path, section, moments) -> None:

@@ -171,7 +171,7 @@ TRANSPOSE = {"upsample": "transpose", "position_index": "credit", "interp": True
 
 
 @pytest.mark.parametrize(
-    "layout", [(2, 1, 1), (1, 2, 1), (1, 1, 2), pytest.param((1, 2, 2), marks=pytest.mark.slow)], ids=str
+    "layout", [(2, 1, 1), (1, 2, 1), (1, 1, 2), pytest.param((1, 2, 2), marks=pytest.mark.long)], ids=str
 )
 def test_layouts(run_ranks, tiny, layout):
     check(run_ranks, tiny, layout)
@@ -259,7 +259,7 @@ def test_every_way_to_train(run_ranks, tiny, layout, options, changes):
     ("layout", "options"),
     [
         ((4, 1, 1), {"replicate": 2}),
-        ((2, 2, 2), {"replicate": 2}),
+        pytest.param((2, 2, 2), {"replicate": 2}, marks=pytest.mark.long),
         ((2, 1, 1), {"fsdp2_reshard_after_forward": False, "leads": 2}),
     ],
     ids=["hybrid", "hybrid-3d", "shard-grad-op"],

@@ -102,7 +102,7 @@ def test_small_boxes_have_the_numbers_of_the_whole(tmp_path, way, data, shifted)
     compared(tmp_path, experiment_in(tmp_path, BANDED_MODEL, *WAYS[way]), cases, shift_longitude=shifted)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_continues_in_any_other_layout(tmp_path, monkeypatch):
     cases = {case.name: case for case in kit.CASES} | {"one process": kit.Case("one process")}
     pairs = [("domain 1 × 2", "domain 2"), ("domain 2 × 2", "one process"), ("FSDP2 2", "domain 2 × 2")]

@@ -102,7 +102,7 @@ def test_nothing_is_allocated_for_real(small, simulate):
     assert large.flops - one.flops == 255 * (two.flops - one.flops)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_of_random_forecasts_the_longest_is_simulated(small, simulate):
     """At seed 0 the first step of a training would take fewer than eight."""
     found = []

@@ -239,8 +239,10 @@ def test_no_step_waits_whatever_the_physics():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "noise",
-    [{"channels": 3}, {"type": "conditional-norm", "channels": 3, "correlation": 0.5}],
-    ids=["decoder", "norms"],
+    [
+        pytest.param({"channels": 3}, id="decoder", marks=pytest.mark.long),
+        pytest.param({"type": "conditional-norm", "channels": 3, "correlation": 0.5}, id="norms"),
+    ],
 )
 def test_no_step_waits_for_members_with_noise(noise):
     options = {"members": 2, "optimizer": {"type": "muon"}, "activation_checkpoint": True, "backprop_steps": 1}

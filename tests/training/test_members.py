@@ -199,7 +199,9 @@ def test_forecasts_do_not_use_the_axis_of_the_ensemble(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["plain", "norms", pytest.param("accumulated", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "way", ["norms", *(pytest.param(way, marks=pytest.mark.long) for way in ("plain", "accumulated"))]
+)
 def test_a_continued_run_is_bitwise_that_of_one_start(tmp_path, way):
     more = {
         "plain": [],

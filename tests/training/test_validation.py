@@ -69,7 +69,9 @@ def _around_a_validation(rank, use_ema, keep):
     return {canonical_name(n): whole(p.detach()) for n, p in made.state.parameters.items()}, losses
 
 
-@pytest.mark.parametrize("use_ema", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "use_ema", [pytest.param(True, marks=pytest.mark.slow), pytest.param(False, marks=pytest.mark.long)]
+)
 def test_a_step_after_a_validation_computes_with_the_weights(run_ranks, use_ema) -> None:
     """Where parameters stay gathered after a forward, the next forward takes them, whatever the shards hold then."""
     for (freed, ideal), (kept, losses) in zip(

@@ -76,8 +76,15 @@ def test_parts_have_the_noise_of_the_whole(run_ranks, tiny, shape, width, noise)
 
 
 # The compiler itself looks whether a tensor has a gradient.
-@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("noise", [DECODER, NORMS], ids=["decoder", "norms"])
+@pytest.mark.parametrize(
+    ("noise", "compiled"),
+    [
+        pytest.param(DECODER, False, id="decoder"),
+        pytest.param(NORMS, False, id="norms"),
+        pytest.param(DECODER, True, id="decoder-compiled", marks=pytest.mark.slow),
+        pytest.param(NORMS, True, id="norms-compiled", marks=pytest.mark.long),
+    ],
+)
 def test_recomputed_layers_have_the_same_noise(tiny, compiled, noise):
     reference = _run(tiny, _model(tiny, noise), *tiny.batch(2))
     model = _model(tiny, noise)
