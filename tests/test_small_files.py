@@ -133,6 +133,6 @@ def test_contents_and_limits(tmp_path) -> None:
         read_small(tmp_path / "b")
     path.write_bytes(b"\xef\xbb\xbfa: {b: [1, 2]}")
     assert read_yaml(path) == {"a": {"b": [1, 2]}}
-    for text, why in (("a: [", "expected the node"), ("a: &a [*a]", "contains itself"), ("a: 2000-13-01", "month")):
+    for text, why in (("a: [", "flow node"), ("a: &a [*a]", "contains itself"), ("a: 2000-13-01", "month")):
         with pytest.raises(ValueError, match=why):
             yaml_values(text)
