@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -100,6 +101,7 @@ def hanging(rank, world, port, save_loc, section) -> int:
         def forward(self, *arguments):
             seen.append(1)
             if len(seen) == 3:
+                Path(save_loc).with_suffix(".planted").write_text(str(time.time()))
                 if section["how"] == "stopped":
                     import os
 
@@ -120,8 +122,10 @@ def hang_of_four(folder, rank: int, how: str, layout: str) -> None:
     run = folder / "run"
     job = harness.Job(run, {"rank": rank, "how": how, "layout": layout}, 4, body=hanging)
     others = [process for number, process in enumerate(job.processes) if number != rank]
-    for process in others:
-        process.join(300)
+    with harness.Waiting(job.pids) as waiting:
+        for process in others:
+            process.join(300)
+    assert waiting.since(float(run.with_suffix(".planted").read_text())) < 60  # 15 of them are `trainer.timeout`
     codes = job.end()
     said = "".join(run.with_suffix(f".{r}.out").read_text() for r in range(4))
     assert [code for number, code in enumerate(codes) if number != rank] == [1, 1, 1], said
