@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib
 import numpy as np
+import pandas as pd
 import xarray as xr
 from matplotlib.figure import Figure
 from PIL import Image
@@ -16,6 +18,11 @@ from credit_like.evaluation.charts import Row, Style, chart
 from credit_like.evaluation.coasts import natural_earth
 from credit_like.evaluation.scorecard import channels
 from credit_like.grid import Grid
+from credit_like.plan.estimate import PlanReport, in_order
+from credit_like.plan.layouts import Candidate
+from credit_like.plan.memory_plot import memory_figure
+from tests.plan.test_estimate import MACHINE, rank, row
+from tests.test_docs import script
 
 STORED = Path(__file__).parent / "stored"
 DPI = 45
@@ -123,6 +130,42 @@ def audit() -> Figure:
     return Audit([], ["t@85000", "q@20000", "insolation"], times, looks, share, named).figure()
 
 
+def healthy() -> Figure:
+    """The curves of the page on healthy runs, of a made-up log."""
+    steps = np.arange(1, 301)
+    noise = 1 + 0.1 * np.sin(steps * 1.7)
+    rows = {
+        "step": steps, "loss": noise * (0.2 + np.exp(-steps / 40)), "grad_norm": noise * (0.5 + 3 * np.exp(-steps / 20)),
+        "learning_rate": 1e-3 * np.minimum(steps / 30, np.cos(steps / 200)), "data_wait": 0.01 * noise,
+    }  # fmt: skip
+    validations = {"step": steps[59::60], "valid_loss": 0.25 + np.exp(-steps[59::60] / 40)}
+    return script("showcase").curves(pd.concat([pd.DataFrame(rows), pd.DataFrame(validations)]))
+
+
+def memory() -> Figure:
+    """The plot of `plan`, of made-up layouts that hold less the more ranks there are."""
+    parts = {
+        "activations": 0.55,
+        "parameters": 0.1,
+        "optimiser state": 0.2,
+        "gathered parameters": 0.1,
+        "gradients": 0.05,
+    }
+    reports = []
+    for world in (4, 8, 16):
+        rows = []
+        for layout, gigabytes in (
+            (Candidate(world), 20.0),
+            (Candidate(world // 2, domain=2), 11.0),
+            (Candidate(world // 4, domain=4, columns=2), 6.0),
+        ):
+            peak = gigabytes * 1e9 / (1 + world / 16)
+            held = {name: int(peak * part) for name, part in parts.items()}
+            rows.append(row(layout, replace(rank(int(peak)), parts=held)))
+        reports.append(PlanReport("made up", world, MACHINE, in_order(rows), ()))
+    return memory_figure(reports)
+
+
 FIGURES = {
     "robinson": lambda: chart_of("temperature", "t 850 hPa", "K", (6, 72), Style()),
     "plate-carree": lambda: chart_of("wind", "u 250 hPa", "m s**-1", (72,), Style("plate-carree", (0, 180))),
@@ -136,6 +179,8 @@ FIGURES = {
     "rank-histogram": lambda: plots._rank_figure(scores(), "model"),
     "reliability": lambda: plots._reliability_figure(scores(), "model"),
     "audit": audit,
+    "healthy": healthy,
+    "memory": memory,
 }
 
 
