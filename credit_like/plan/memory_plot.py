@@ -71,7 +71,7 @@ def memory_figure(reports: Sequence[PlanReport]) -> Figure:
     for name in sorted(sizes, key=lambda name: -max(sizes[name])):
         parts.bar([str(world) for world, _ in best], sizes[name], 0.6, bottom=foot, label=name)
         foot = [a + b for a, b in zip(foot, sizes[name], strict=True)]
-    parts.set(xlabel="ranks", ylabel="GB", title="What the fullest rank of the recommended layout holds")
+    parts.set(xlabel="ranks", ylabel="GB", title="Fullest rank of the recommended layout")
     parts.grid(axis="y", alpha=0.3)
     parts.set_axisbelow(True)
     parts.set_ylim(0, 1.3 * max(foot, default=1.0))  # room for the legend
