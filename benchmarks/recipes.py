@@ -427,7 +427,6 @@ GCM_PROGNOSTIC = replace(
         "data.diagnostic={surface: []}",
     ),
 )
-GCM_PRECIPITATION = [GCM_SINGLE, GCM_PROGNOSTIC]
 GCM_DAMPED = Recipe(
     "gcm-damped",
     "the training of `gcm-single`, forecasts with `spherical-filter` of damping 0.03 and order 2",
@@ -447,6 +446,25 @@ GCM_CURRICULUM = longer(
     rate="2.0e-3",
 )
 """Of as much time as `GCM_SINGLE`: 0.9 s for each batch of four samples and eight steps, where its batches took 0.17 s."""
+GCM_WEIGHTED = replace(
+    GCM_PROGNOSTIC,
+    name="gcm-prognostic-weighted",
+    what="the same with weights in the loss: 3 of specific humidity and 0.5 of precipitation",
+    sets=(*GCM_PROGNOSTIC.sets, "loss.variable_weights={specific_humidity: 3, precipitation: 0.5}"),
+)
+GCM_WEIGHTED_LONGER = longer(
+    "gcm-prognostic-longer",
+    4,
+    4,
+    "mse, variable_weights: {specific_humidity: 3, precipitation: 0.5}",
+    physics=f"physics=[{gcm_damping(0.06, ', after_epochs: 13')}]",
+    what=" with `spherical-filter` of damping 0.06 and order 2, likewise weighted",
+    single=GCM_WEIGHTED,
+    trunk=13,
+    batches=180,
+    rate="2.0e-3",
+)
+GCM_PRECIPITATION = [GCM_SINGLE, GCM_PROGNOSTIC, GCM_WEIGHTED, GCM_WEIGHTED_LONGER]
 
 
 def compared(bench: Bench, pairs: Sequence[tuple[Recipe, Recipe]]) -> list[str]:
