@@ -20,7 +20,7 @@ from credit_like.errors import UserError
 log = logging.getLogger(__name__)
 
 _held: set[Path] = set()
-_NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP}
+_NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}
 
 
 class Locked(UserError):
@@ -36,7 +36,8 @@ class FileLock:
 
     `patience` (seconds) bounds the wait for an owner that is about to end. A `temporary` file is removed at the end. Raises
     Locked, which names `what` is locked, the owner, or the first of the `names` of places that another one has, and the
-    `advice`. On a file system without locks, such as Lustre that is mounted without `flock`, it warns and excludes nobody.
+    `advice`. On a file system without locks, such as Lustre that is mounted without `flock` or NFS without
+    `lockd`, it warns and excludes nobody.
     """
 
     def __init__(
@@ -102,9 +103,12 @@ class FileLock:
                 file.seek(0)
                 return file.read().strip() or "an unknown process"
             return None
-        for place, name in zip(self.places, self.names, strict=True):
-            if not _lock(file, 1, place):
-                return f"another process ({name})"
+        begin = 0
+        for end in range(1, len(self.places) + 1):  # adjacent places in one call, which may ask a server
+            if end == len(self.places) or self.places[end] != self.places[end - 1] + 1:
+                if not _lock(file, end - begin, self.places[begin]):
+                    return f"another process ({self.names[begin]} or after)"
+                begin = end
         return None
 
     def _is_there(self, file: IO[str]) -> bool:

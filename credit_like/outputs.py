@@ -9,6 +9,7 @@ import socket
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,13 +91,24 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def draft_beside(path: Path) -> Path:
     """Return a hidden name of this process beside `path`; remove what dead processes of this host left under such names."""
-    # Of a fixed length, unlike the host's name: a name may be as long as `_LONGEST_NAME` - `_DRAFT`.
-    stem = f".{path.name}.{zlib.crc32(socket.gethostname().encode()):08x}-"
+    stem = f".{path.name}.{_machine():08x}-"
     for left in path.parent.glob(f"{glob.escape(stem)}*"):
         with suppress(OSError):
             if not _is_alive(left.name.removeprefix(stem)):
                 shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
     return path.with_name(f"{stem}{os.getpid()}")
+
+
+@cache
+def _machine() -> int:
+    """Return a number of this host and of the process numbers that this process sees, which containers have of their own.
+
+    Its length is fixed, unlike that of the host's name: a name may be as long as `_LONGEST_NAME` - `_DRAFT`.
+    """
+    name = socket.gethostname()
+    with suppress(OSError):
+        name += str(os.stat("/proc/self/ns/pid").st_ino)
+    return zlib.crc32(name.encode())
 
 
 def _is_alive(pid: str) -> bool:

@@ -46,25 +46,29 @@ def read_yaml(path: Path) -> Any:
 
 def yaml_values(text: str) -> Any:
     """Return the values of a YAML text. Raises ValueError for another text and for more values than any of our files has."""
+    loader = _LOADER(text)
     try:
-        values = yaml.load(text, _LOADER)
-        _count(values, {})
+        node = loader.get_single_node()
+        _count(node, {})
+        values = None if node is None else loader.construct_document(node)
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
     except RecursionError as error:
         raise ValueError("it is nested too deeply or contains itself") from error
+    finally:
+        loader.dispose()
     return values
 
 
-def _count(value: Any, known: dict[int, int]) -> int:
+def _count(node: yaml.Node | None, known: dict[int, int]) -> int:
     """Return the number of values with every alias replaced by what it stands for. Raises ValueError for too many."""
-    if not isinstance(value, dict | list):
+    if not isinstance(node, yaml.CollectionNode):
         return 1
-    if id(value) not in known:
-        below = value.values() if isinstance(value, dict) else value
-        known[id(value)] = 1 + sum(_count(item, known) for item in below)
-    if known[id(value)] > _MOST_VALUES:
+    if id(node) not in known:
+        pairs = node.value if isinstance(node, yaml.MappingNode) else [(item,) for item in node.value]
+        known[id(node)] = 1 + sum(_count(item, known) for pair in pairs for item in pair)
+    if known[id(node)] > _MOST_VALUES:
         raise ValueError(
             f"expected at most {_MOST_VALUES} values, got more, with aliases replaced by what they stand for"
         )
-    return known[id(value)]
+    return known[id(node)]

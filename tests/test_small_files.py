@@ -133,6 +133,14 @@ def test_contents_and_limits(tmp_path) -> None:
         read_small(tmp_path / "b")
     path.write_bytes(b"\xef\xbb\xbfa: {b: [1, 2]}")
     assert read_yaml(path) == {"a": {"b": [1, 2]}}
-    for text, why in (("a: [", "flow node"), ("a: &a [*a]", "contains itself"), ("a: 2000-13-01", "month")):
+    merges = "\n".join(
+        ["l0: &l0 {a: 1}", *(f"l{i}: &l{i} {{<<: [{', '.join([f'*l{i - 1}'] * 10)}]}}" for i in range(1, 9))]
+    )
+    for text, why in (
+        (merges, "with aliases replaced"),
+        ("a: [", "flow node"),
+        ("a: &a [*a]", "contains itself"),
+        ("a: 2000-13-01", "month"),
+    ):
         with pytest.raises(ValueError, match=why):
             yaml_values(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from credit_like.checkpoint.files import remove
@@ -12,7 +13,7 @@ from credit_like.schema.places import FILES, RECORD, is_run, shows_a_run
 _CHECKPOINTS = ("step-*", ".step-*.tmp", ".trash-step-*", ".damaged-step-*")
 _FORECASTS = (
     "forecast.zarr", "forecast.zarr.*part", "forecast/*.nc", "forecast/*.nc.part", "forecast/*.grib", "forecast/*.grib.part",
-    "done/*", "forecast.json*", ".lock",
+    "done/*", ".lock", "forecast.json*",
 )  # fmt: skip
 
 
@@ -54,12 +55,18 @@ def _clear(save_loc: Path, statistics: bool) -> None:
     if (save_loc / "forecasts" / RECORD).is_file():
         made += [path for pattern in _FORECASTS for path in (save_loc / "forecasts").glob(pattern)]
     if statistics:
-        made += [save_loc / "statistics.nc", *save_loc.glob(".statistics.nc.*")]
+        made += [save_loc / "statistics.nc", *_drafts(save_loc, "statistics.nc")]
     for file in FILES[::-1]:
-        made += [*save_loc.glob(f".{file}.*"), save_loc / file]
+        made += [*_drafts(save_loc, file), save_loc / file]
     for path in made:
         remove(path)
     for name in ("checkpoints", "tensorboard", "tracking", "hang", "forecasts/forecast", "forecasts/done", "forecasts"):
         folder = save_loc / name
         if folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):
             folder.rmdir()
+
+
+def _drafts(folder: Path, name: str) -> list[Path]:
+    """Return the drafts of a file, of this and of earlier releases."""
+    own = re.compile(rf"\.{re.escape(name)}\.(tmp|.+-[0-9]+)")
+    return [path for path in folder.glob(".*") if own.fullmatch(path.name)]

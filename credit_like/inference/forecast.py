@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from credit_like.inference.paths import forecast_path
 from credit_like.inference.plan import ForecastPlan, output_attributes, plan
 from credit_like.inference.times import times_at
 from credit_like.inference.writers._base import Background, ForecastKey, Writer, claim
-from credit_like.lock import FileLock
+from credit_like.lock import FileLock, Locked
 from credit_like.naming import hours_text
 from credit_like.parallel.domain.manager import get_domain_manager
 from credit_like.parallel.domain.spatial import ChunkShare
@@ -108,17 +108,14 @@ def write_forecasts(
     if manager is not None and collects:
         share = ChunkShare(manager, (store.grid.height, store.grid.width) if from_whole else writer.box)
         writer.part = share.part
-    # Completeness is determined before anything is computed, so that ranks that share a sample decide alike.
-    todo = [
-        unit for unit in _units(forecast_plan, section, writer)[part[0] :: part[1]] if not _is_complete(unit, writer)
-    ]
     # A rank that writes what others computed holds one lead of it, not several, besides those that share a chunk.
     names = list(layout.chosen) if share is not None and share.alone and not from_whole else [None]
-    steps, done = forecast_plan.leads * sum(map(len, todo)), 0
     tells = collects and (share is None or share.first)
-    lock = _lock(folder, forecast_plan, todo) if tells and todo else nullcontext()
+    units = _units(forecast_plan, section, writer)[part[0] :: part[1]]
     stepper.eval()
-    with lock:
+    with ExitStack() as stack:
+        todo = _reserved(stack, context, part, units, writer, forecast_plan, tells)
+        steps, done = forecast_plan.leads * sum(map(len, todo)), 0
         background = Background(_WAITING if names == [None] else len(names))
         try:
             for unit in todo:
@@ -131,6 +128,7 @@ def write_forecasts(
                     if progress is not None:
                         progress(done, steps)
                 if share is not None and not share.alone:
+                    background.submit(partial(_flush, writer, unit))
                     background.flush()
                     share.wait_for_all(context.runtime.device)
                 if tells:
@@ -140,22 +138,47 @@ def write_forecasts(
             background.abandon()
             writer.abandon()
             raise
-    finished = writer.finish()
+        finished = writer.finish()
     return RolloutOutcome(forecast_path(experiment), sum(len(places) for unit in todo for places in unit), finished)
 
 
-def _lock(folder: Path, forecast_plan: ForecastPlan, todo: Sequence[Unit]) -> FileLock:
-    """Return a lock on what this process computes, so that no two write the same forecasts."""
+def _reserved(
+    stack: ExitStack,
+    context: Context,
+    part: tuple[int, int],
+    units: Sequence[Unit],
+    writer: Writer,
+    forecast_plan: ForecastPlan,
+    tells: bool,
+) -> list[Unit]:
+    """Lock the units that are not complete until `stack` ends, and return those that are not complete then.
+
+    One rank of those that share a model does so, `tells`, and the others learn what it found. Raises Locked on every rank
+    where another process has one of the units of any.
+    """
     init, members = forecast_plan.layout.init, forecast_plan.layout.members
-    keys = sorted(key for unit in todo for places in unit for key in places)
-    return FileLock(
-        folder / ".lock",
-        folder,
-        "give each of them a part of the forecasts (--share)",
-        _LOCK_PATIENCE,
-        places=[i * members + member for i, member in keys],
-        names=[f"the forecast from {calendar.to_text(init[i])}" for i, _ in keys],
-    )
+    missing = [unit for unit in units if not _is_complete(unit, writer)]
+    keys = sorted(key for unit in missing for places in unit for key in places)
+    left, refused = [], None
+    if tells and missing:
+        lock = FileLock(
+            writer.folder / ".lock",
+            writer.folder,
+            "give each of them a part of the forecasts (--share)",
+            min(_LOCK_PATIENCE, context.experiment.trainer.timeout.total_seconds() / 2),
+            places=[i * members + member for i, member in keys],
+            names=[f"the forecast from {calendar.to_text(init[i])}" for i, _ in keys],
+        )
+        try:
+            stack.enter_context(lock)
+            # A process that was ending may have completed more.
+            left = [number for number, unit in enumerate(units) if not _is_complete(unit, writer)]
+        except Locked as error:
+            refused = str(error)
+    found = [each for each in context.runtime.gather((part, refused, left) if tells else None) if each is not None]
+    if refused := next((each[1] for each in found if each[1] is not None), None):
+        raise Locked(refused)
+    return [units[number] for own, _, numbers in found if own == part for number in numbers]
 
 
 def _differences(context: Context) -> tuple[bool, ForMembers | None]:
@@ -412,6 +435,12 @@ def _warn(layout: ForecastLayout, places: Sequence[ForecastKey], wrong_LBC: Host
 def _write(writer: Writer, places: Sequence[ForecastKey], lead: int, name: str | None, fields: HostCopy) -> None:
     layout, numbers = writer.layout, fields.wait().numpy()
     writer.write(places, lead, layout.select(numbers) if name is None else {name: layout.shaped(name, numbers)})
+
+
+def _flush(writer: Writer, unit: Unit) -> None:
+    for batch in unit:
+        for init, member in batch:
+            writer.flush(init, member if writer.by_member and writer.layout.members > 1 else None)
 
 
 def _complete(writer: Writer, unit: Unit) -> None:

@@ -217,7 +217,7 @@ def _state_of_run(plan: Plan, experiment: Experiment, force: bool) -> tuple[str,
 
 
 def _filled(folder: Path) -> bool:
-    return folder.is_dir() and any(folder.iterdir())
+    return folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir())
 
 
 def _check_surroundings(plan: Plan, dialect: Scheduler) -> None:

@@ -93,7 +93,7 @@ def read(path: Path) -> Document:
             repeated += _repeated(keys, node)
         values = loader.construct_document(root) if root else None
         lines = dict(_lines(root, (), loader))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: expected CREDIT's YAML, got a file that cannot be read: {reason(error)}") from error
     if not isinstance(values, dict) or not isinstance(values.get("data"), dict):
         raise UserError(

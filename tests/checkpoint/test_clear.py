@@ -26,6 +26,8 @@ THEIRS = {
     "jobs/history.jsonl": b"",
     "demo.yml": b"",
     ".x.tmp": b"",
+    ".experiment.yml.swp": b"",  # of an editor
+    ".statistics.nc.swp": b"",
     "statistics.txt": b"",
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import logging
 import multiprocessing
@@ -216,10 +217,12 @@ class Waiting:
         self._samples.append((time.time(), sum(self._busy.values())))
 
     def since(self, moment: float) -> float:
-        """Return the seconds from `moment` (`time.time()`) to the end in which the processes did nothing but wait."""
-        before = max((busy for when, busy in self._samples if when <= moment), default=0.0)
-        end, busy = self._samples[-1]
-        return end - moment - (busy - before)
+        """Return the seconds from `moment` (`time.time()`) to the end in which all of the processes did nothing but wait."""
+        waited = 0.0
+        for (begin, before), (end, busy) in itertools.pairwise(self._samples):
+            if end > moment:
+                waited += max(0.0, end - max(begin, moment) - (busy - before))
+        return waited
 
 
 def reference(save_loc: Path, section: dict, world: int = 1) -> None:
@@ -239,8 +242,8 @@ def torment(
     """
     counts = Counts()
     while True:
-        before = _size(save_loc / "log.jsonl")
         job = Job(save_loc, section, world)
+        rows = _Growth(save_loc / "log.jsonl")
         counts.starts += 1
         if counts.kills >= kills:
             assert job.wait(), "the last start did not end"
@@ -248,7 +251,7 @@ def torment(
             assert codes == [0] * world, (codes, Path(save_loc).with_suffix(".0.out").read_text()[-4000:])
             return counts
         kind = rng.random()
-        ended = kind > 0.3 and not _reached(job, lambda was=before: _size(save_loc / "log.jsonl") != was)
+        ended = kind > 0.3 and not _reached(job, rows.seen)
         ended = ended or job.wait(rng.uniform(0, within if kind <= 0.3 else 0.2))
         if not ended and kind > 0.7:
             ended = not _reached(job, lambda: any((save_loc / "checkpoints").glob(".step-*")))
@@ -262,8 +265,20 @@ def torment(
         job.end(grace=5.0)
 
 
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
+class _Growth:
+    """Whether a log has grown, after a start that may have cut it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.least = self._size()
+
+    def seen(self) -> bool:
+        size = self._size()
+        self.least = min(self.least, size)
+        return size > self.least
+
+    def _size(self) -> int:
+        return self.path.stat().st_size if self.path.exists() else 0
 
 
 def _reached(job: Job, there: Callable[[], bool], patience: float = 300.0) -> bool:

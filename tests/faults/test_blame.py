@@ -95,7 +95,7 @@ def test_a_rank_that_waits_for_ever_is_ended(tmp_path) -> None:
     with harness.Waiting(job.pids) as waiting:
         assert job.wait()
     seconds = waiting.since(float((tmp_path / "run.planted").read_text()))
-    assert 1.0 < seconds < harness.LIMIT
+    assert seconds < harness.LIMIT
     assert job.end() == [2, 2]
 
 

@@ -21,6 +21,7 @@ import xarray as xr
 import zarr
 from world import make_context, make_experiment
 
+from credit_like import lock as lock_module
 from credit_like.data import times as calendar
 from credit_like.errors import UserError
 from credit_like.inference import forecast as forecasts
@@ -352,6 +353,30 @@ def test_two_processes_do_not_write_the_same_forecasts(data, tmp_path, kind, mon
     other.join(120)
     assert other.exitcode == 0
     assert write_forecasts(make_context(experiment), "step-7").finished
+
+
+@pytest.mark.parametrize("kind", ["zarr", "netcdf"])
+def test_what_a_predecessor_completes_while_it_is_waited_for_is_not_repeated(data, tmp_path, kind, monkeypatch):
+    first = _in_child(data, tmp_path, kind, pause=0.05)
+    experiment = make_experiment(data, tmp_path, output={"type": kind}, ensemble=ENSEMBLE, batch_size=2)
+    while not (tmp_path / "forecasts" / ".lock").exists():
+        time.sleep(0.01)
+    waited = []
+    monkeypatch.setattr(lock_module.time, "sleep", lambda seconds: waited.append(first.join(seconds)))
+    outcome = write_forecasts(make_context(experiment), "step-7")
+    first.join(120)
+    assert first.exitcode == 0
+    assert waited
+    assert (outcome.computed, outcome.finished) == (0, True)
+
+
+def test_a_folder_that_somebody_has_emptied_is_filled_again(data, tmp_path):
+    write(data, tmp_path)
+    for path in (tmp_path / "forecasts").glob("*"):  # as the shell's, which leaves out hidden names
+        if not path.name.startswith("."):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert (tmp_path / "forecasts" / ".lock").exists()
+    assert write(data, tmp_path)[1].finished
 
 
 @pytest.mark.parametrize("kind", ["zarr", "netcdf"])

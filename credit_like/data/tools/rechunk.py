@@ -49,9 +49,10 @@ def rechunk(
     sources, files that have changed, variables, times or chunks is begun anew. Raises FileExistsError if `path` exists,
     ValueError if the values read back differ from those written, Locked while another process writes the same store.
     """
-    if path.exists():
-        raise FileExistsError(f"expected no file or folder at {path}, got one; remove it or choose another path")
+    path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_name(f".{path.name}.lock"), path, "name another path", temporary=True):
+        if path.exists():
+            raise FileExistsError(f"expected no file or folder at {path}, got one; remove it or choose another path")
         draft = path.with_name(f".{path.name}.part")
         log = draft / "verified.json"
         stored = [variable for variable in variables if not variable.spec.compute]

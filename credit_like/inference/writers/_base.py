@@ -28,7 +28,8 @@ from credit_like.schema.places import RECORD
 from credit_like.small_files import read_small
 
 Fields = NDArray[np.float32]
-_RECORD_DRAFT = re.compile(r"forecast\.json\.[0-9]+\.part")
+_OWN = re.compile(r"forecast\.json\.[0-9]+\.part|\.lock")
+"""What is in a folder of ours that has no record yet, or no longer."""
 
 ForecastKey = tuple[int, int]
 """(initial time, member), as positions along their dimensions."""
@@ -84,6 +85,9 @@ class Writer:
         leads = min(len(self.layout.leads), max(1, self.chunk_bytes // (field * n_levels)))
         front = (1,) * (len(self.layout.dims) - 1)
         return (*front, leads, *([levels] if len(shape) == 3 else []), *box)
+
+    def flush(self, init: int, member: int | None = None) -> None:
+        """Have the disk hold what this process has written of an initial time, or of a member of it."""
 
     def complete(self, init: int) -> None:
         """Flush an initial time of which all members and leads were written, and record that it is complete."""
@@ -255,7 +259,7 @@ def check_folder(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise UserError(f"inference.output.path: expected a folder, got {folder}, which is a file, change it")
     record = folder / RECORD
-    others = folder.exists() and any(not _RECORD_DRAFT.fullmatch(entry.name) for entry in folder.iterdir())
+    others = folder.exists() and any(not _OWN.fullmatch(entry.name) for entry in folder.iterdir())
     if others and not record.exists():  # in this order, because another rank may just have written the record
         raise UserError(
             f"inference.output.path: expected an empty folder or one of this experiment's forecasts, got {folder} "

@@ -104,15 +104,15 @@ class ZarrWriter(Writer):
         return self._arrays[name]
 
     def complete(self, init: int) -> None:
-        self._flush(str(init))
+        self.flush(init)
         super().complete(init)
 
     def complete_member(self, init: int, member: int) -> None:
-        self._flush(f"{init}/{member}")
+        self.flush(init, member)
         super().complete_member(init, member)
 
-    def _flush(self, place: str) -> None:
-        """Have all chunks of an initial time or member on the disk before they count as complete."""
+    def flush(self, init: int, member: int | None = None) -> None:
+        place = str(init) if member is None else f"{init}/{member}"
         store = self.partial if self.partial.exists() else self.path
         for name in self.layout.chosen:
             _flush(store / name / "c" / place)

@@ -74,6 +74,7 @@ def test_a_second_preprocess_of_one_run_or_store_is_refused(file, tmp_path, caps
     other.join(60)
     assert not call("preprocess", file, "--rechunk", copy)
     assert not list(tmp_path.rglob("*.lock"))
+    assert not call("preprocess", file, "--rechunk", tmp_path / "new" / "folder" / "train.zarr")
 
 
 SPANS = {  # what is read, as ISO times of 6-hourly data from 2001-01-01 to 2001-01-10T18
