@@ -135,7 +135,7 @@ def test_static_fields_without_the_time_axis(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", representatives(["http", "gs", "s3"], "gs", "s3"))
+@pytest.mark.parametrize("scheme", representatives(["http", "gs", "s3"], "s3"))
 def test_weatherbench2_trains_and_forecasts_by_url(request, monkeypatch, tmp_path, public, scheme):
     if scheme == "s3":
         url, options = "s3://public", request.getfixturevalue("bucket")

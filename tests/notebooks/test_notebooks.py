@@ -22,7 +22,10 @@ def test_outputs_are_stripped(path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(p, id=p.stem, marks=[pytest.mark.long] * (p.stem == "04_ensembles")) for p in NOTEBOOKS],
+)
 # The kernel's messaging library opens its event loop at import, before any test could ask it not to.
 @pytest.mark.filterwarnings("default::DeprecationWarning", "default::ResourceWarning")
 def test_runs(path, tmp_path):
