@@ -913,7 +913,13 @@ class _OtherLevel(UserError):
                 near = [level * factor for level in absent]
                 line = f"; change it to levels: [{', '.join(f'{level * factor:g}' for level in wanted)}]"
         got, cure = (", ".join(f"{level:g}" for level in values) for values in (absent, near))
-        self.got = f"in {where} ({known}), got {got}; did you mean {cure}?{line}"
+        # Neighbours that are far, or the same for two levels, are no guess at what was meant.
+        close = len(set(near)) == len(near) and all(
+            0.5 < level / one < 2 for level, one in zip(near, absent, strict=True)
+        )
+        self.got = f"in {where} ({known}), got {got}" + (
+            f"; did you mean {cure}?{line}" if line or close else "; change it"
+        )
         super().__init__(f"expected levels of {var} {self.got}")
 
 

@@ -227,6 +227,10 @@ def test_units_that_do_not_convert(stored, dataset):
             {"levels": [500, 925]},
             r"data.levels: expected levels of u, t in .* \(100, 500, 850, 1000\), got 925; .* 850",
         ),
+        (
+            {"levels": [1, 2]},
+            r"data.levels: expected levels of u, t in .* \(100, 500, 850, 1000\), got 1, 2; change it$",
+        ),
         ({"prognostic": {"surface": ["spp"]}}, r"data.prognostic.surface.0: .*, got 'spp'; did you mean 'sp'\?"),
         ({"prognostic": {"surface": ["u"]}}, r"without levels, got 4; move it to `level`"),
         ({"prognostic": {"level": ["sp"]}}, r"sp of .* on levels, got dimensions"),
