@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import re
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from credit_like.checkpoint.files import remove
 from credit_like.errors import UserError, reason
-from credit_like.lock import RunLock
+from credit_like.lock import FileLock, RunLock
 from credit_like.schema.places import FILES, RECORD, is_run, shows_a_run
 
 _CHECKPOINTS = ("step-*", ".step-*.tmp", ".trash-step-*", ".damaged-step-*")
 _FORECASTS = (
     "forecast.zarr", "forecast.zarr.*part", "forecast/*.nc", "forecast/*.nc.part", "forecast/*.grib", "forecast/*.grib.part",
-    "done/*", ".lock", "forecast.json*",
+    "done/*", "forecast.json*", ".lock",
 )  # fmt: skip
 
 
 def clear_run(save_loc: Path, force: bool, statistics: bool = True) -> None:
     """Make `save_loc` ready for a new run; of an existing run, remove only the files that a run creates.
 
-    Removes its checkpoints, logs, fitted `statistics` and forecasts. Scores, jobs and all other files stay. The
-    experiment file is removed last, so that an interrupted removal can be repeated.
+    Removes its checkpoints, logs, fitted `statistics` and forecasts. Scores, jobs and all other files stay, and so does
+    the experiment file until the new run replaces it: a removal that is interrupted, or a start that fails after it, can
+    be repeated.
 
     Raises UserError if the folder is not empty and is not that of a run, or if it is and `force` is not given. Raises
-    Locked while another process trains there.
+    Locked while another process trains there or writes its forecasts.
     """
     if not save_loc.is_dir() or not any(entry.name != ".lock" for entry in save_loc.iterdir()):
         return
@@ -38,12 +40,23 @@ def clear_run(save_loc: Path, force: bool, statistics: bool = True) -> None:
             f"save_loc: expected an empty folder for --fresh, got {save_loc} with a run in it; add --force to remove it"
         )
     try:
-        with RunLock(save_loc):
+        with RunLock(save_loc), _forecasts_lock(save_loc / "forecasts"):
             _clear(save_loc, statistics)
     except OSError as error:
         raise UserError(
             f"save_loc: expected a run that can be removed, got {save_loc}: {reason(error)}; remove it"
         ) from error
+
+
+def _forecasts_lock(folder: Path) -> AbstractContextManager[object]:
+    """Return the lock of all forecasts in a folder, or nothing if there are none."""
+    return FileLock(folder / ".lock", folder, "end it") if _is_ours(folder) else nullcontext()
+
+
+def _is_ours(forecasts: Path) -> bool:
+    """Return whether a folder holds forecasts of a run, or the lock alone, which is removed last."""
+    files = (path for path in forecasts.rglob("*") if not path.is_dir())
+    return (forecasts / RECORD).is_file() or [*files] == [forecasts / ".lock"]
 
 
 def _clear(save_loc: Path, statistics: bool) -> None:
@@ -52,12 +65,13 @@ def _clear(save_loc: Path, statistics: bool) -> None:
     made += (save_loc / "tracking").glob("*.json")  # not what trackers hold: other runs may share it
     made += (save_loc / "hang").glob("rank-*.txt")
     made += save_loc.glob("memory-rank-*.pickle")
-    if (save_loc / "forecasts" / RECORD).is_file():
+    if _is_ours(save_loc / "forecasts"):
         made += [path for pattern in _FORECASTS for path in (save_loc / "forecasts").glob(pattern)]
     if statistics:
         made += [save_loc / "statistics.nc", *_drafts(save_loc, "statistics.nc")]
-    for file in FILES[::-1]:
-        made += [*_drafts(save_loc, file), save_loc / file]
+    for file in FILES:
+        made += _drafts(save_loc, file)
+    made += [save_loc / file for file in FILES if file != "experiment.yml"]
     for path in made:
         remove(path)
     for name in ("checkpoints", "tensorboard", "tracking", "hang", "forecasts/forecast", "forecasts/done", "forecasts"):

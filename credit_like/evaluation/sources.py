@@ -373,9 +373,11 @@ def _plain(times: NDArray[Any]) -> NDArray[Any]:
 def match(there: NDArray[np.float64], wanted: NDArray[np.float64], axis: str, what: str) -> list[int]:
     """Return the positions of the wanted coordinates among the file's, to a thousandth of a degree."""
     order = [int(np.argmin(np.abs(there - value))) for value in wanted]
-    if len(there) != len(wanted) or np.abs(there[order] - wanted).max() > 1e-3:
+    # Written so that NaN is refused too, which every comparison denies.
+    if len(there) != len(wanted) or not np.abs(there[order] - wanted).max() <= 1e-3:
+        got = "some that are NaN" if np.isnan(there).any() else f"{len(there)} from {there[0]:g} to {there[-1]:g}"
         raise UserError(
-            f"expected forecasts on the truth's {len(wanted)} {axis}s from {wanted[0]:g} to {wanted[-1]:g}, got "
-            f"{len(there)} from {there[0]:g} to {there[-1]:g} in {what}; regrid them first"
+            f"expected forecasts on the truth's {len(wanted)} {axis}s from {wanted[0]:g} to {wanted[-1]:g}, got {got} in {what}; "
+            "regrid them first"
         )
     return order

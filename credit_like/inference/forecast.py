@@ -38,6 +38,7 @@ from credit_like.schema.checks import has_dropout, has_noise
 from credit_like.schema.data import Periods
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.inference import InferenceSection
+from credit_like.schema.places import RECORD
 from credit_like.state import State
 from credit_like.stepper import Stepper
 from credit_like.variables import Variables
@@ -154,12 +155,13 @@ def _reserved(
     """Lock the units that are not complete until `stack` ends, and return those that are not complete then.
 
     One rank of those that share a model does so, `tells`, and the others learn what it found. Raises Locked on every rank
-    where another process has one of the units of any.
+    where another process has one of the units of any, or has removed the forecasts.
     """
     init, members = forecast_plan.layout.init, forecast_plan.layout.members
     missing = [unit for unit in units if not _is_complete(unit, writer)]
     keys = sorted(key for unit in missing for places in unit for key in places)
     left, refused = [], None
+    removed = f"the forecasts in {writer.folder} were removed by another process, perhaps with their run; start again"
     if tells and missing:
         lock = FileLock(
             writer.folder / ".lock",
@@ -173,6 +175,10 @@ def _reserved(
             stack.enter_context(lock)
             # A process that was ending may have completed more.
             left = [number for number, unit in enumerate(units) if not _is_complete(unit, writer)]
+            if not (writer.folder / RECORD).is_file():
+                refused = removed
+        except FileNotFoundError:
+            refused = removed
         except Locked as error:
             refused = str(error)
     found = [each for each in context.runtime.gather((part, refused, left) if tells else None) if each is not None]

@@ -10,7 +10,7 @@ import pytest
 from credit_like import build
 from credit_like.checkpoint.clear import clear_run
 from credit_like.errors import UserError
-from credit_like.lock import Locked, RunLock
+from credit_like.lock import FileLock, Locked, RunLock
 from credit_like.parallel.runtime import Runtime
 from credit_like.schema import places
 from tests.checkpoint.test_manager import saved
@@ -59,6 +59,7 @@ def test_only_what_a_run_makes_is_removed(run) -> None:
     clear_run(run, force=True)
     left = contents(run)
     assert left.pop(".lock") is not None
+    assert b"save_loc:" in left.pop("experiment.yml")
     assert left == THEIRS
     assert not (run / "forecasts").exists()
     assert tiny.trainer(run).fit().state == "finished"
@@ -143,7 +144,33 @@ def test_nothing_is_removed_while_another_process_trains(run) -> None:
         done.set()
         other.join(60)
     clear_run(run, force=True)
-    assert not (run / "experiment.yml").exists()
+    assert not (run / "log.jsonl").exists()
+
+
+def test_nothing_is_removed_while_forecasts_are_written(run) -> None:
+    """The store would be lost under a process that goes on to write to it."""
+    context = multiprocessing.get_context("fork")
+    held, done = context.Event(), context.Event()
+    other = context.Process(target=_hold_forecasts, args=(run / "forecasts", held, done))
+    other.start()
+    assert held.wait(900)
+    before = contents(run)
+    try:
+        with pytest.raises(Locked, match=r"forecasts is in use by .*; wait for it to end or end it"):
+            clear_run(run, force=True)
+        assert contents(run) == before
+    finally:
+        done.set()
+        other.join(60)
+    clear_run(run, force=True)
+    assert not (run / "forecasts").exists()
+
+
+def _hold_forecasts(folder, held, done) -> None:
+    """Lock the second of several forecasts."""
+    with FileLock(folder / ".lock", folder, "", places=[1], names=["the second"]):
+        held.set()
+        done.wait(900)
 
 
 def _hold(folder, held, done) -> None:
@@ -153,7 +180,7 @@ def _hold(folder, held, done) -> None:
 
 
 def test_an_interrupted_removal_can_be_repeated(run, monkeypatch) -> None:
-    """Stopped after any number of removals, the folder still counts as a run, or nothing of one is left."""
+    """Stopped after any number of removals, and also after the last one, the folder still counts as a run."""
     import shutil
 
     from credit_like.checkpoint import clear
@@ -176,8 +203,10 @@ def test_an_interrupted_removal_can_be_repeated(run, monkeypatch) -> None:
                 patch.setattr(clear, "remove", limited)
                 clear_run(copy, force=True)
         except KeyboardInterrupt:
-            clear_run(copy, force=True)
-        assert {name: content for name, content in contents(copy).items() if name != ".lock"} == THEIRS
+            pass
+        clear_run(copy, force=True)
+        kept = {".lock", "experiment.yml"}
+        assert {name: content for name, content in contents(copy).items() if name not in kept} == THEIRS
         if left:
             break
         shutil.rmtree(copy)

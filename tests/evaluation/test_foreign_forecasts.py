@@ -138,6 +138,14 @@ REFUSED = {
         lambda x: x.assign_coords(time=x["time"].convert_calendar("noleap", use_cftime=True)["time"]),
         r"forecasts in the truth's calendar standard, got noleap in .*other\.nc; change them",
     ),
+    "latitudes that are missing": (
+        lambda x: x.assign_coords(latitude=x["latitude"].where(np.arange(x.sizes["latitude"]) != 1)),
+        r"forecasts on the truth's \d+ latitudes from .*, got some that are NaN in .*other\.nc; regrid",
+    ),
+    "longitudes that are missing": (
+        lambda x: x.assign_coords(longitude=x["longitude"].where(np.arange(x.sizes["longitude"]) > 0)),
+        r"forecasts on the truth's \d+ longitudes from .*, got some that are NaN in .*other\.nc; regrid",
+    ),
 }
 
 

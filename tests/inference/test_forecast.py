@@ -525,3 +525,51 @@ def test_forecasts_that_somebody_removed_are_made_again(data, tmp_path, kind):
     experiment, outcome = write(data, tmp_path, output={"type": kind})
     assert outcome.computed == len(before["time"])
     xr.testing.assert_identical(read(experiment), before)
+
+
+@pytest.mark.parametrize("lost", ["zarr.json", "time/c", "prediction_timedelta", "u", "u/zarr.json", "latitude/c/0"])
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_store_that_lost_files_is_not_called_complete(data, tmp_path, lost, finished):
+    """Of a finished one nothing is computed again, so that only its own files can tell."""
+    write(data, tmp_path, part=(0, 1 if finished else 2))
+    store = next((tmp_path / "forecasts").glob("forecast.zarr*"))
+    path = store / lost
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    before = contents(tmp_path)
+    with pytest.raises(UserError, match=r"forecast\.zarr.*; remove .*forecasts and run") as refused:
+        write(data, tmp_path)
+    assert len(str(refused.value).splitlines()) == 1
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_folder_that_is_removed_before_it_is_locked_is_not_filled(data, tmp_path, whole, monkeypatch):
+    """As by `train --fresh --force`: the forecasts would be those of weights that are no more."""
+    experiment = make_experiment(data, tmp_path)
+    lock = forecasts.FileLock
+
+    def removed(path, *args, **kwargs):
+        shutil.rmtree(path.parent)
+        if not whole:
+            path.parent.mkdir()
+        return lock(path, *args, **kwargs)
+
+    monkeypatch.setattr(forecasts, "FileLock", removed)
+    with pytest.raises(Locked, match="were removed by another process"):
+        write_forecasts(make_context(experiment), "step-7")
+    assert not (tmp_path / "forecasts" / "forecast.zarr").exists()
+
+
+def test_a_store_that_is_removed_while_it_is_written_is_not_called_complete(data, tmp_path, monkeypatch):
+    experiment = make_experiment(data, tmp_path)
+    complete = _zarr.ZarrWriter.complete
+
+    def removed(self, init):
+        shutil.rmtree(self.partial, ignore_errors=True)
+        (self.partial / "u").mkdir(parents=True)
+        complete(self, init)
+
+    monkeypatch.setattr(_zarr.ZarrWriter, "complete", removed)
+    with pytest.raises(UserError, match=r"remove .*forecasts and run"):
+        write_forecasts(make_context(experiment), "step-7")
+    assert not forecast_path(experiment).exists()

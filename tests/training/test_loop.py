@@ -168,7 +168,7 @@ def test_a_refused_first_start_leaves_a_folder_that_fresh_clears(tmp_path) -> No
     with pytest.raises(UserError, match="add --force"):
         clear_run(tmp_path / "run", force=False)
     clear_run(tmp_path / "run", force=True)
-    assert {path.name for path in (tmp_path / "run").iterdir()} <= {".lock"}
+    assert {path.name for path in (tmp_path / "run").iterdir()} <= {".lock", "experiment.yml"}
 
 
 def test_the_loss_of_a_step_is_saved_with_it_also_where_the_save_before_it_failed(tmp_path, monkeypatch) -> None:

@@ -189,8 +189,9 @@ def _read_weights(path: str, _size: int, _changed: int) -> Stored:
             "make the file anew"
         )
     latitude, longitude = y.reshape(shape), x.reshape(shape)
-    if np.ptp(latitude, axis=1).max() > 1e-6 or np.ptp(longitude, axis=0).max() > 1e-6:
-        raise UserError(f"expected weights onto a latitude-longitude grid in {path}, got a curvilinear one")
+    # NaN makes every comparison false, so that these say what a regular grid is and not what none is.
+    if not (np.ptp(latitude, axis=1).max() <= 1e-6 and np.ptp(longitude, axis=0).max() <= 1e-6):
+        raise UserError(f"expected weights onto a latitude-longitude grid in {path}, got a curvilinear one, or NaN")
     matrix = sparse.csr_array((factor, (row - 1, col - 1)), shape=size)
     grid = Grid(np.asarray(latitude[:, 0], np.float64), np.asarray(longitude[0], np.float64))
     return Stored(grid, matrix, source_shape, _source_axes(there, source_shape))
@@ -208,7 +209,7 @@ def _source_axes(
     if len(there) < 2 or any(values.size != shape[0] * shape[1] for values in there):
         return None
     latitude, longitude = (values.reshape(shape) for values in there)
-    if np.ptp(latitude, axis=1).max() > 1e-6 or np.abs(_apart(longitude, longitude[:1])).max() > 1e-6:
+    if not (np.ptp(latitude, axis=1).max() <= 1e-6 and np.abs(_apart(longitude, longitude[:1])).max() <= 1e-6):
         return None
     return latitude[:, 0], longitude[0]
 
@@ -231,9 +232,10 @@ def refuse_other_source(weights: Stored, dataset: xr.Dataset, path: str, where: 
         if is_numbered or not str(attrs.get("units", "degrees")).startswith("degree"):  # or metres of a projection
             continue
         apart = got - wanted if name == "latitude" else _apart(got, wanted)
-        if np.abs(apart).max() > 1e-3:
+        if not np.abs(apart).max() <= 1e-3:
+            shown = "some that are NaN" if np.isnan(got).any() else f"{got[0]:g} to {got[-1]:g}"
             raise UserError(
-                f"expected the {name}s from {wanted[0]:g} to {wanted[-1]:g} of {where} in {path}, got {got[0]:g} to {got[-1]:g}; "
+                f"expected the {name}s from {wanted[0]:g} to {wanted[-1]:g} of {where} in {path}, got {shown}; "
                 "turn or sort the files, or make weights for them"
             )
 

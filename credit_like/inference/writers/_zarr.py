@@ -11,9 +11,11 @@ from typing import Any
 
 import dask.array
 import numpy as np
+import xarray as xr
 import zarr
 from zarr.codecs import BloscCodec
 
+from credit_like.errors import UserError, reading
 from credit_like.inference.layout import ForecastLayout
 from credit_like.inference.writers._base import Fields, ForecastKey, Writer, replace_text
 from credit_like.inference.writers.zarr import by_member as _by_member
@@ -49,8 +51,35 @@ class ZarrWriter(Writer):
             for mark in (self.folder / "done").glob("*"):
                 mark.unlink(missing_ok=True)  # of a store that somebody has removed
             self._create()
+        self._check()
         # It may be that of a run that divides fields otherwise.
         self._box = self._array(next(iter(self.layout.chosen))).chunks[-2:]
+
+    def _check(self) -> None:
+        """Raise UserError where files of the store's coordinates or of the metadata of its arrays were removed or damaged."""
+        store = self.partial if self.partial.exists() else self.path
+        try:
+            self._check_store(store)
+        except UserError:
+            if store == self.path or self.partial.exists():
+                raise
+            self._check_store(self.path)  # another process has just renamed it
+
+    def _check_store(self, store: Path) -> None:
+        wanted = self.layout.coordinates()
+        advice = f"remove {self.folder} and run `credit-like rollout` again"
+        with reading("forecasts", store, advice):
+            seconds = xr.coders.CFDatetimeCoder(time_unit="s")  # nanoseconds end in 2262
+            there = xr.open_zarr(store, chunks=None, decode_times=seconds, decode_timedelta=True)
+            for name in self.layout.chosen:
+                found, expected = zarr.open_array(store / name, mode="r").shape, self.layout.shape(name)
+                if found != expected:
+                    raise UserError(f"expected {name} of shape {expected} in {store}, got {found}; {advice}")
+            for coordinate in wanted.coords:
+                if coordinate not in there.coords or not there[coordinate].variable.equals(wanted[coordinate].variable):
+                    raise UserError(
+                        f"expected the {coordinate} of this experiment's forecasts in {store}, got other values or none; {advice}"
+                    )
 
     def _create(self) -> None:
         fresh = self.folder / f"forecast.zarr.{os.getpid()}.new.part"
@@ -125,6 +154,7 @@ class ZarrWriter(Writer):
                 # left by a killed process, under a name that is never read
                 for leftover in self.partial.rglob("*.partial"):
                     leftover.unlink(missing_ok=True)
+                self._check()  # of files that somebody has removed, zarr makes only those anew to which it writes
                 os.rename(self.partial, self.path)
             except FileNotFoundError:  # another process was faster, perhaps during the search for leftovers
                 if not self.path.exists():

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from credit_like.data.files.regrid import conservative, read_weights, regular
 from credit_like.data.sources import netcdf, zarr
+from credit_like.errors import UserError
 from credit_like.grid import Grid
 
 
@@ -198,6 +199,20 @@ def test_stored_weights_are_not_compared_with_numbers_of_rows_and_columns(tmp_pa
     options = {"regrid": {"weights": str(tmp_path / "w.nc")}, "dims": {"latitude": "y", "longitude": "x"}}
     got = netcdf.open_dataset(netcdf.Config(path=str(tmp_path / "a.nc"), **options))
     assert got["sp"].shape == (3, 7, 12)
+
+
+def test_missing_coordinates_are_not_those_of_stored_weights(tmp_path, dataset):
+    """NaN is neither close to a value nor far from it, and must not count as close."""
+    source, target = globe(18, 36, poles=False), regular(30)
+    ds = dataset(height=18, width=36, steps=3).assign_coords(latitude=np.linspace(85, -85, 18))
+    ds.assign_coords(latitude=ds["latitude"].where(ds["latitude"] != 45)).to_netcdf(tmp_path / "a.nc")
+    write_weights(tmp_path / "w.nc", source, target)
+    with pytest.raises(ValueError, match=r"latitudes from 85 to -85 of .*w.nc in .*a.nc, got some that are NaN"):
+        netcdf.open_dataset(netcdf.Config(path=str(tmp_path / "a.nc"), regrid={"weights": str(tmp_path / "w.nc")}))
+    rows = np.repeat(target.latitude, target.width)
+    write_weights(tmp_path / "nan.nc", source, target, yc_b=np.where(np.arange(rows.size) == 17, np.nan, rows))
+    with pytest.raises(UserError, match=r"latitude-longitude grid in .*nan.nc, got a curvilinear one, or NaN"):
+        read_weights(str(tmp_path / "nan.nc"))
 
 
 @pytest.mark.parametrize("name", ["dst_grid_dims", "src_grid_dims"])
