@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from collections.abc import Mapping
@@ -39,15 +40,16 @@ def evaluation_folder(experiment: Experiment) -> Path:
 def save_results(results: xr.Dataset, folder: Path) -> list[Path]:
     """Write `<source>.nc` for every source of forecasts: (metric, region, lead_time[, level]) per variable.
 
-    Values of single initial times are compressed. Each file names all sources of the evaluation.
+    Values of single initial times are compressed. Each file names all sources of the evaluation, and has a hash of all of
+    its scores, by which files of different evaluations are told apart.
     """
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
+    evaluation, sources = _hash(results), json.dumps(list(map(str, results["source"].values)))
     for source in results["source"].values:
         path = folder / f"{source}.nc"
         one = results.sel(source=source)
-        one.attrs["provenance"] = str(one["provenance"].values)
-        one.attrs["sources"] = json.dumps(list(map(str, results["source"].values)))
+        one = one.assign_attrs(provenance=str(one["provenance"].values), sources=sources, evaluation=evaluation)
         one = one.drop_vars(["source", "provenance"])
         one["lead_time"].encoding = {"units": "hours", "dtype": "float64"}
         by_init = {str(name): {"zlib": True} for name, array in one.data_vars.items() if "init_time" in array.dims}
@@ -60,13 +62,15 @@ def save_results(results: xr.Dataset, folder: Path) -> list[Path]:
 def load_results(folder: Path) -> xr.Dataset:
     """Load the files of `save_results` as one dataset with dimension `source`, the model first.
 
-    Files of sources that only an earlier evaluation had are left out. Raises UserError if there are none.
+    Files of sources that only an earlier evaluation had are left out. Raises UserError if there are none, or not those of
+    one evaluation, as after one that was killed between its files.
     """
     paths = sorted(folder.glob("*.nc"), key=lambda path: (path.stem != "model", path.stem))
     if not paths:
         raise UserError(f"expected scores in {folder}, got none; run `credit-like evaluate` first")
     parts: list[xr.Dataset] = []
     sources: list[str] = []
+    evaluations: dict[str, str] = {}
     for path in paths:
         with reading("scores", path, "run `credit-like evaluate` again"):
             one = netcdf_files.load(path, decode_timedelta=True)
@@ -77,8 +81,19 @@ def load_results(folder: Path) -> xr.Dataset:
         with reading("scores", path, "run `credit-like evaluate` again"):
             own = json.loads(one.attrs.pop("sources", "[]"))
         sources = sources or own
+        evaluation = str(one.attrs.pop("evaluation", ""))  # earlier releases do not write it
         if not sources or path.stem in sources:
+            evaluations[evaluation] = path.name
             parts.append(one.assign_coords(source=path.stem, provenance=str(one.attrs.pop("provenance", path))))
+    if len(evaluations) > 1:
+        raise UserError(
+            f"expected scores of one evaluation in {folder}, got {' and '.join(evaluations.values())} of different ones; run "
+            "`credit-like evaluate` again"
+        )
+    if lacking := sorted(set(sources) - {path.stem for path in paths}):
+        raise UserError(
+            f"expected scores of {', '.join(lacking)} beside {paths[0]}, got none; run `credit-like evaluate` again"
+        )
     with reading("scores that belong together", folder, "run `credit-like evaluate` again"):
         joined = xr.concat(
             parts,
@@ -90,6 +105,16 @@ def load_results(folder: Path) -> xr.Dataset:
             combine_attrs="override",
         )
     return joined.assign({name: parts[0][name] for name in _OF_ALL if name in parts[0]})
+
+
+def _hash(results: xr.Dataset) -> str:
+    """Return a hash of the names, values and attributes of all scores."""
+    digest = hashlib.sha256(repr(sorted(results.attrs.items())).encode())
+    for name, variable in sorted(results.variables.items(), key=str):
+        digest.update(repr((str(name), variable.dims, variable.shape, sorted(variable.attrs.items()))).encode())
+        values = variable.values
+        digest.update(repr(values.tolist()).encode() if values.dtype.hasobject else values.tobytes())
+    return digest.hexdigest()[:16]
 
 
 def is_results(path: Path) -> bool:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import logging
+import shutil
 
+import netCDF4
 import numpy as np
+import pytest
 import xarray as xr
 
+from credit_like.errors import UserError
 from credit_like.evaluation.results import load_results, read_results, save_results
 from tests.test_terminal import scores
 
@@ -28,6 +32,37 @@ def test_scores_of_an_earlier_evaluation_do_not_mix_with_the_newest(tmp_path):
     assert int(found["initial_times"]) == 4
     np.testing.assert_array_equal(found["u"].values, newest["u"].values)
     assert (tmp_path / "before.nc").exists()
+
+
+def test_scores_of_two_evaluations_of_the_same_shape_do_not_mix(tmp_path):
+    """The second was killed between its files; repeated, it writes what a single one does."""
+    first, second = evaluated(["model", "persistence"]), evaluated(["model", "persistence"])
+    second["u"] = second["u"] * 2
+    save_results(first, tmp_path / "one")
+    save_results(second, tmp_path / "two")
+    shutil.copy(tmp_path / "two" / "model.nc", tmp_path / "one" / "model.nc")
+    with pytest.raises(
+        UserError, match=r"of one evaluation in .*, got model\.nc and persistence\.nc of different ones; run"
+    ):
+        load_results(tmp_path / "one")
+    save_results(second, tmp_path / "one")
+    for file in ("model.nc", "persistence.nc"):
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+    xr.testing.assert_identical(load_results(tmp_path / "one"), load_results(tmp_path / "two"))
+
+
+def test_scores_of_which_a_file_is_missing_are_not_taken_for_all(tmp_path):
+    save_results(evaluated(["model", "persistence", "climatology"]), tmp_path)
+    (tmp_path / "climatology.nc").unlink()
+    with pytest.raises(UserError, match=r"expected scores of climatology beside .*model\.nc, got none; run"):
+        load_results(tmp_path)
+
+
+def test_scores_of_an_earlier_release_are_read(tmp_path):
+    for path in save_results(evaluated(["model", "persistence"]), tmp_path):
+        with netCDF4.Dataset(path, "a") as file:
+            file.delncattr("evaluation")
+    assert load_results(tmp_path)["source"].values.tolist() == ["model", "persistence"]
 
 
 def published(path, levels, units, name="u"):
