@@ -122,7 +122,12 @@ def load_statistics(experiment: Experiment, store: FieldStore, variables: Variab
         else:
             statistics = _new_statistics(experiment, store, variables, runtime, path)
         if experiment.start_from is not None:
+            given = statistics.dataset
             statistics, notes = transfer.adopt(statistics, transfer.Source.open(experiment.start_from))
+            if experiment.data.statistics and not statistics.dataset.equals(given):
+                log.warning(
+                    "start_from: variables that the source has keep its statistics; those of data.statistics are for the others"
+                )
             for note in notes:
                 log.warning("start_from: %s", note)
         path.parent.mkdir(parents=True, exist_ok=True)

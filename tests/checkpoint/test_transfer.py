@@ -327,6 +327,22 @@ def test_the_first_forecast_is_the_source_s(pretrained, tmp_path, change, kind):
         torch.testing.assert_close(field, expected[name], rtol=0, atol=1e-5 * scale, msg=lambda m, n=name: f"{n}: {m}")
 
 
+@pytest.mark.parametrize("fitted", ["by the source", "elsewhere"])
+def test_statistics_that_are_named_and_not_used_are_said(pretrained, tmp_path, caplog, fitted):
+    """The weights need those of the source; a file with the same ones needs no word."""
+    named = pretrained / "statistics.nc"
+    if fitted == "elsewhere":
+        data = experiment(tmp_path, *CHANGES["other statistics"]).data
+        variables = Variables(data)
+        named = tmp_path / "named.nc"
+        fit_statistics(open_store(data, variables), variables, data).save(named)
+    changes = CHANGES["other statistics"] if fitted == "elsewhere" else ()
+    wanted = experiment(tmp_path / "fine", f"start_from={pretrained}", f"data.statistics={named}", *changes)
+    with build.start(wanted) as runtime, caplog.at_level("WARNING"):
+        build.build_context(wanted, runtime)
+    assert ("those of data.statistics are for the others" in caplog.text) == (fitted == "elsewhere")
+
+
 def test_variables_that_are_added_start_at_rest(tmp_path):
     """What the source predicts is unchanged, a new prognostic variable does not change, and a new diagnostic is at its mean."""
     dry = ("data.prognostic={level: [u, v, height], surface: []}", "data.diagnostic={surface: []}")
