@@ -32,6 +32,7 @@ def build(config, *, in_channels, out_channels, frames, height, width):
 
     class Planted(nn.Module):
         _pointwise = True
+        _fsdp2_shard = {unit}
 
         def __init__(self):
             super().__init__()
@@ -75,10 +76,10 @@ def rows(experiment, *names):
     return found
 
 
-def with_model(tmp_path, forward, buffer="0.0"):
+def with_model(tmp_path, forward, buffer="0.0", unit=False):
     """The experiment with a model of two convolutions and something between them."""
     (tmp_path / "bad" / "models").mkdir(parents=True)
-    text = MODEL.replace("{forward}", forward).replace("{buffer}", buffer)
+    text = MODEL.replace("{forward}", forward).replace("{buffer}", buffer).replace("{unit}", str(unit))
     (tmp_path / "bad" / "models" / "bad.py").write_text(text)
     plugins = f"plugins=[{PARTS / 'my_parts'}, {tmp_path / 'bad'}]"
     return load_experiment(FILE, [plugins, "model={type: bad}", f"save_loc={tmp_path / 'run'}"])
@@ -110,6 +111,15 @@ def test_noise_without_a_seed_is_found(tmp_path):
     row = rows(with_model(tmp_path, f"x if x.is_meta else {noise}"), "again")["again"]
     assert not row.ok
     assert row.first == "planted"
+
+
+def test_a_state_that_each_forward_changes_is_found(tmp_path):
+    """Recomputed in backward, the layer has moved on; in every other way to run it moves alike."""
+    experiment = with_model(tmp_path, "x * (1 + self.offset.add_(0.01).clone())", unit=True)
+    found = rows(experiment, "again", "recomputed")
+    assert found["again"].ok
+    assert not found["recomputed"].ok
+    assert found["recomputed"].first.startswith("gradient of ")
 
 
 SMALL = {"outputs": 1e-15, "loss": 1e-15, "gradients": 1e-14}
