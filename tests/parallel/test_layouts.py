@@ -22,7 +22,9 @@ from tests.experiments import representatives
 from tests.largest import largest, worst
 
 BATCH, SEED, RATE = 2, 11, 1e-2
-ADAMW = {"weight_decay": 0.1, "betas": (0.9, 0.95), "eps": 1e-8}
+ADAMW = {"weight_decay": 0.1, "betas": (0.9, 0.95), "eps": 1e-2}
+"""With an eps above the smallest gradients, the update does not amplify their rounding errors, so that weights are compared to
+rounding. Drawn experiments (drawn.py) have the default one, and a wider bound."""
 
 
 class _Options:
@@ -132,9 +134,10 @@ def _layout(rank, tiny, section, changes, steps, leads, accumulate, kind, batch,
     return result
 
 
-EXACT = {"flat": 1e-12, "worst": 1e-10, "loss": 1e-12, "norm": 1e-12, "weights": 1e-9}
+EXACT = {"flat": 1e-12, "worst": 1e-11, "loss": 1e-12, "norm": 1e-12, "weights": 1e-12}
+"""The worst is that of a bias before a group norm, whose gradient is a sum of terms that nearly cancel, relative to itself."""
 SINGLE = {"flat": 5e-6, "worst": 1e-3, "loss": 5e-7, "norm": 5e-6, "weights": float("inf")}
-"""AdamW divides by the root of small second moments, in double precision too; in single precision their signs are noise."""
+"""Of the smallest gradients, the signs are noise in single precision."""
 
 
 def check(
