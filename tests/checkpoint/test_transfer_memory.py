@@ -34,15 +34,23 @@ CONFIG = wxformer.Config(dim=(16, 32, 64, 128), depth=(2, 2, 8, 2), use_spectral
 def sizes(roles):
     inputs = sum(len(roles[role]) for role in ("prognostic", "dynamic_forcing", "static"))
     outputs = len(roles["prognostic"]) + len(roles["diagnostic"])
-    return {"in_channels": inputs, "out_channels": outputs, "frames": 1, "height": 32, "width": 64}
+    return {"in_channels": inputs, "out_channels": outputs, "frames": 1, "height": 64, "width": 64}
 
 
-def load(rank, path, folder, roles):
+LAYOUTS = {
+    "fsdp2": {"data": "fsdp2"},
+    "ddp": {"data": "ddp"},
+    "tensor": {"data": "none", "tensor": 2},
+    "domain": {"data": "fsdp2", "domain": 2},
+}
+
+
+def load(rank, path, folder, roles, layout):
     """Load a source into this rank's part; return the bytes of the part and the largest added by torch's allocator."""
-    runtime = Runtime.start(Parallelism(data="fsdp2"), torch.device("cpu"))
+    runtime = Runtime.start(Parallelism.model_validate(LAYOUTS[layout]), torch.device("cpu"))
     with torch.device("meta"):
         model = wxformer.build(CONFIG, **sizes(roles))
-    section = TrainerSection.model_validate({"parallelism": {"data": "fsdp2"}, "compile": False})
+    section = TrainerSection.model_validate({"parallelism": LAYOUTS[layout], "compile": False})
     model = materialise(parallelise(model, section, runtime), runtime, 0)
     source = transfer.Source.open(StartFrom(path=str(path)), runtime)
     if folder is not None:
@@ -63,14 +71,19 @@ def load(rank, path, folder, roles):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "variables"),
+    ("kind", "variables", "layout"),
     [
-        ("checkpoint", "others"),
-        pytest.param("export", "others", marks=pytest.mark.long),
-        pytest.param("checkpoint", "the same", marks=pytest.mark.long),
+        ("checkpoint", "others", "fsdp2"),
+        pytest.param("export", "others", "fsdp2", marks=pytest.mark.long),
+        pytest.param("checkpoint", "the same", "fsdp2", marks=pytest.mark.long),
+        ("checkpoint", "others", "ddp"),
+        pytest.param("export", "others", "ddp", marks=pytest.mark.long),
+        ("checkpoint", "others", "tensor"),
+        pytest.param("export", "the same", "tensor", marks=pytest.mark.long),
+        pytest.param("checkpoint", "others", "domain", marks=pytest.mark.long),
     ],
 )
-def test_a_rank_needs_the_memory_of_its_part(run_ranks, tmp_path, kind, variables) -> None:
+def test_a_rank_needs_the_memory_of_its_part(run_ranks, tmp_path, kind, variables, layout) -> None:
     model = initialise(wxformer.build(CONFIG, **sizes(ROLES)), 0)
     path = tmp_path / "m.safetensors"
     saved(path, model, CONFIG, ROLES, 1)
@@ -80,7 +93,7 @@ def test_a_rank_needs_the_memory_of_its_part(run_ranks, tmp_path, kind, variable
         pieces = {f"model/{name}": Piece.whole(tensor) for name, tensor in model.state_dict().items()}
         CheckpointManager(folder, asynchronous=False).save(1, pieces, {})
     roles = ROLES if variables == "the same" else ROLES | {"prognostic": ["new", *ROLES["prognostic"][1:]]}
-    for held, added, mapped in run_ranks(2, load, path, folder, roles):
+    for held, added, mapped in run_ranks(2, load, path, folder, roles, layout):
         assert (mapped > 0) == (variables == "others")
         assert held + added <= 1.05 * held
 
