@@ -278,11 +278,14 @@ def pretrained(tmp_path_factory) -> Path:
     return folder
 
 
-def stepped(context, weights=None):
-    """The first forecast from the store's first time, by channel name, in physical units."""
+def stepped(context, at_mean=()):
+    """The first forecast from the store's first time, with some inputs at their mean, by channel name, in physical units."""
     stepper, variables, store = context.stepper.eval(), context.variables, context.store
     with torch.no_grad():
         prognostic = torch.from_numpy(store.read(variables.role("prognostic"), [0])).movedim(0, 1)[None]
+        for channel, name in enumerate(variables.channel_names(variables.role("prognostic"))):
+            if name in at_mean:
+                prognostic[:, channel] = float(context.statistics.dataset["mean"].sel(channel=name))
         forcing = torch.zeros(1, variables.n("dynamic_forcing"), 1, *prognostic.shape[-2:])
         after = stepper(stepper.initial(prognostic, torch.zeros(1, dtype=torch.int64)), forcing)
     names = variables.channel_names(variables.outputs)
@@ -322,6 +325,30 @@ def test_the_first_forecast_is_the_source_s(pretrained, tmp_path, change, kind):
     assert found.keys() == expected.keys() - ({"precipitation"} if change == "a variable less" else set())
     if change == "a transform less":  # the output is another one, and starts at its mean
         found.pop("precipitation")
+    for name, field in found.items():
+        scale = float(expected[name].abs().max())
+        torch.testing.assert_close(field, expected[name], rtol=0, atol=1e-5 * scale, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize(
+    ("change", "lost"),
+    [
+        ("data.prognostic={level: [u, v, height], surface: []}", ["column_water"]),
+        ("data.prognostic={level: [u, height], surface: [column_water]}", ["v@1", "v@2"]),
+        ("data.levels=[2]", ["u@1", "v@1", "height@1"]),
+    ],
+    ids=["at the surface", "on levels", "a level"],
+)
+def test_variables_that_are_removed_count_as_their_mean(pretrained, tmp_path, change, lost):
+    """What is left is predicted as by the source from their mean."""
+    head = SMALL_MODEL.replace("}", ", head_channels: 8}")
+    source = experiment(pretrained)
+    with build.start(source) as runtime:
+        before = build.build_context(source, runtime, train=False)
+        build.load_weights(before)
+        after = started(experiment(tmp_path / "less", f"start_from={pretrained}", head, change), runtime)
+        expected, found = stepped(before, at_mean=lost), stepped(after)
+    assert found.keys() == expected.keys() - set(lost)
     for name, field in found.items():
         scale = float(expected[name].abs().max())
         torch.testing.assert_close(field, expected[name], rtol=0, atol=1e-5 * scale, msg=lambda m, n=name: f"{n}: {m}")
