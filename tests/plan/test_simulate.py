@@ -8,6 +8,7 @@ from credit_like.plan.events import Run
 from credit_like.plan.layouts import Candidate
 from credit_like.plan.simulate import AVERAGE, OPTIMIZER, PARAMETERS, SAMPLE, places, within
 from credit_like.schema.origin import StartFrom
+from tests.experiments import representatives
 
 MEMBERS = {"members": 4, "model": {"noise": {"channels": 3}}, "loss": {"type": "crps"}}
 LAYOUTS = [
@@ -56,12 +57,19 @@ def test_every_kind_of_layout_does_what_the_plan_says(run_ranks, small, simulate
     compare(run_ranks, small, simulate, layout, section)
 
 
+FROZEN = {
+    "fsdp2": Candidate(2),
+    "ddp": Candidate(2, data="ddp"),
+    "tensor": Candidate(1, tensor=2, data="none"),
+    "domain": Candidate(1, domain=2),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "layout", [Candidate(2), pytest.param(Candidate(2, data="ddp"), marks=pytest.mark.long)], ids=str
-)
-def test_frozen_parameters_cost_no_gradient_no_state_and_no_message(run_ranks, small, simulate, layout):
+@pytest.mark.parametrize("kind", representatives(FROZEN, "fsdp2"))
+def test_frozen_parameters_cost_no_gradient_no_state_and_no_message(run_ranks, small, simulate, kind):
     """Counted by the plan and in a real run: what is left belongs to the head, which alone is trained."""
+    layout = FROZEN[kind]
 
     def with_frozen(*freeze):
         experiment = small.experiment(global_batch_size=2)
@@ -69,7 +77,7 @@ def test_frozen_parameters_cost_no_gradient_no_state_and_no_message(run_ranks, s
 
     def part(freeze):
         experiment = with_frozen(*freeze)
-        done = run_ranks(2, small.real, experiment, layout, timeout=900)[0]
+        done = run_ranks(layout.world, small.real, experiment, layout, timeout=900)[0]
         plan = simulate(experiment, layout)
         assert plan.messages == done.messages
         assert {part: plan.parts[part] for part in done.kept} == done.kept
@@ -81,10 +89,26 @@ def test_frozen_parameters_cost_no_gradient_no_state_and_no_message(run_ranks, s
     head = frozen.parts[AVERAGE]  # one number for each trained one
     assert 0 < head < whole.parts[AVERAGE] / 5
     assert frozen.parts[OPTIMIZER] <= 2 * head + 1000
-    reduced = {"fsdp2": "reduce-scatter", "ddp": "all-reduce"}[layout.data]
+    reduced = "reduce-scatter" if layout.data == "fsdp2" else "all-reduce"
     sent = [sum(m.bytes * n for m, n in plan.messages.items() if m.kind == reduced) for plan in (whole, frozen)]
-    assert sent[1] < sent[0] / 5
+    # Tensor ranks send activations besides, forward and backward, whatever is trained.
+    assert sent[1] < sent[0] / (5 if layout.tensor == 1 else 1)
     assert frozen.flops < whole.flops
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", representatives(FROZEN, "ddp"))
+def test_low_rank_changes_cost_their_own_gradients_and_state_alone(run_ranks, small, simulate, kind):
+    """Counted by the plan and in a real run."""
+    layout, experiment = FROZEN[kind], small.experiment(global_batch_size=2)
+    lora = {"rank": 2, "match": ["*.qkv", "*.contract"]}
+    source = StartFrom.model_validate({"path": "elsewhere", "lora": lora})
+    changed = experiment.model_copy(update={"start_from": source})
+    done = run_ranks(layout.world, small.real, changed, layout, timeout=900)[0]
+    plan, whole = simulate(changed, layout), simulate(experiment, layout)
+    assert plan.messages == done.messages
+    assert {part: plan.parts[part] for part in done.kept} == done.kept
+    assert 0 < plan.parts[OPTIMIZER] < whole.parts[OPTIMIZER] / 5
 
 
 @pytest.mark.slow
