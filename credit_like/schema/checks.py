@@ -154,9 +154,9 @@ def _offload_findings(experiment: Experiment) -> Iterator[Finding]:
 def section_findings(experiment: Experiment, world: int | None) -> Iterator[Finding]:
     """Run every check that needs no data; those of the layout only if the number of processes is known."""
     yield from visible(_phase_findings, experiment, world)
-    for data_check in (_period_findings, _variable_findings):
-        yield from visible(data_check, experiment.data)
     for check in (
+        _period_findings,
+        _variable_findings,
         _ensemble_findings,
         _metric_findings,
         _time_findings,
@@ -185,9 +185,9 @@ def specs(data: DataSection) -> Iterator[tuple[Path, str, bool, VariableSpec]]:
                 yield ("data", role, kind, i), role, kind == "level", spec
 
 
-def _period_findings(data: DataSection) -> Iterator[Finding]:
+def _period_findings(experiment: Experiment) -> Iterator[Finding]:
     """Check that no two periods overlap: testing on training times would be meaningless."""
-    periods = [(split, i, period) for split in SPLITS for i, period in enumerate(getattr(data, split))]
+    periods = [(split, i, period) for split in SPLITS for i, period in enumerate(getattr(experiment.data, split))]
     for (split, _, first), (other, i, second) in combinations(periods, 2):
         if first.start <= second.end and second.start <= first.end:
             both = [max(first.start, second.start), min(first.end, second.end)]
@@ -198,7 +198,8 @@ def _period_findings(data: DataSection) -> Iterator[Finding]:
             )
 
 
-def _variable_findings(data: DataSection) -> Iterator[Finding]:
+def _variable_findings(experiment: Experiment) -> Iterator[Finding]:
+    data = experiment.data
     seen: dict[str, Path] = {}
     for path, role, on_levels, spec in specs(data):
         where = ".".join(map(str, path))

@@ -111,3 +111,9 @@ def test_a_misspelt_key_hides_the_one_that_it_means(whole):
 @pytest.mark.parametrize("path", [(), ("data",), ("data", 0)])
 def test_without_data_nothing_is_left(whole, path):
     assert partial_experiment(whole if path != ("data", 0) else with_value(whole, ("data",), [1]), [path]) is None
+
+
+def test_a_key_that_resembles_a_section_is_the_one_problem(whole, tmp_path):
+    for section in ("data", *(key for key, value in whole.items() if isinstance(value, dict | list))):
+        other = section.capitalize()
+        assert set(reported(with_value(whole, (other,), {"nonsense": 1}), tmp_path / "one.yml")) == {other}
