@@ -6,14 +6,16 @@ The functions that collect data come first, followed by those that print it.
 from __future__ import annotations
 
 import datetime as dt
+import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
 from credit_like.checkpoint.errors import reading_metadata
+from credit_like.checkpoint.format import MANIFEST
 from credit_like.checkpoint.manager import Checkpoint, Rank, prune, steps
 from credit_like.errors import RunError, UserError
 from credit_like.lock import RunLock
@@ -40,35 +42,34 @@ def entries(save_loc: Path, verify: bool = False) -> list[Entry]:
     Raises UserError if there is no run.
     """
     folder = _folder(save_loc)
-    opened: dict[int, Checkpoint | str] = {}
+    found: dict[int, Entry] = {}
     ranks: dict[int, Rank] = {}
     for step in steps(folder):
         try:
             checkpoint = Checkpoint.open(folder / f"step-{step}")
             if verify:
                 checkpoint.verify()
-            _entry(step, checkpoint, best=False)  # metadata of another form are reported as damage too
+            entry = _entry(step, checkpoint)
             with reading_metadata(checkpoint.folder):
                 rank = checkpoint.rank
-            opened[step] = checkpoint
+            found[step] = entry
             if rank is not None:
                 ranks[step] = rank
-        except ValueError as error:
-            opened[step] = f"damaged: {error}"
+        except (ValueError, FileNotFoundError) as error:
+            if os.path.lexists(folder / f"step-{step}"):  # else a training has pruned it since it was listed
+                found[step] = Entry(step, damage=f"damaged: {error}")
         except RunError as error:
-            opened[step] = f"unreadable: {error}"
+            found[step] = Entry(step, damage=f"unreadable: {error}")
     best = min(ranks, key=lambda step: (ranks[step], -step)) if ranks else None
-    return [_entry(step, found, step == best) for step, found in opened.items()]
+    return [replace(entry, best=step == best) for step, entry in found.items()]
 
 
-def _entry(step: int, found: Checkpoint | str, best: bool) -> Entry:
-    if isinstance(found, str):
-        return Entry(step, damage=found)
-    with reading_metadata(found.folder):
-        layout = ", ".join(f"{key} {value}" for key, value in found.meta["layout"].items())
-        epoch = found.meta["progress"]["epoch"]
-    saved = dt.datetime.fromtimestamp((found.folder / "manifest.json").stat().st_mtime).isoformat(" ", "seconds")
-    return Entry(step, epoch, found.score, best, found.bytes, saved, layout)
+def _entry(step: int, checkpoint: Checkpoint) -> Entry:
+    with reading_metadata(checkpoint.folder):
+        layout = ", ".join(f"{key} {value}" for key, value in checkpoint.meta["layout"].items())
+        epoch = checkpoint.meta["progress"]["epoch"]
+    saved = dt.datetime.fromtimestamp((checkpoint.folder / MANIFEST).stat().st_mtime).isoformat(" ", "seconds")
+    return Entry(step, epoch, checkpoint.score, bytes=checkpoint.bytes, saved=saved, layout=layout)
 
 
 def differences(first: Path, second: Path) -> list[tuple[str, str, str]]:

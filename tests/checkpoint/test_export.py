@@ -131,6 +131,24 @@ def test_list_and_verify_name_what_is_damaged(run, tmp_path, capsys, monkeypatch
     assert commands.verify_checkpoints(copy) == 1
 
 
+@pytest.mark.parametrize("verify", [False, True])
+def test_what_a_training_prunes_meanwhile_is_not_listed(run, tmp_path, monkeypatch, verify) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    real = Checkpoint.open.__func__
+
+    def opened(cls, folder):
+        if folder.name == "step-3":
+            shutil.rmtree(folder)
+        checkpoint = real(cls, folder)
+        if folder.name == "step-6":
+            shutil.rmtree(folder)
+        return checkpoint
+
+    monkeypatch.setattr(Checkpoint, "open", classmethod(opened))
+    assert [(entry.step, entry.damage) for entry in commands.entries(copy, verify)] == [(9, "")]
+
+
 def test_prune_spares_the_best_and_respects_the_lock(run, tmp_path, capsys) -> None:
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
