@@ -318,8 +318,9 @@ class _Files:
     def folder(self, path: Path) -> None:
         missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         for folder in reversed(missing):
-            folder.mkdir()
-            self._folders.append(folder)
+            with suppress(FileExistsError):  # of somebody who submits at the same time
+                folder.mkdir()
+                self._folders.append(folder)
 
     def withdraw(self, plan: Plan) -> None:
         """Record on exit that the submission is withdrawn, or remove a job history that holds nothing else.

@@ -424,6 +424,22 @@ def test_what_stops_a_submission_changes_nothing(tmp_path, pbs, monkeypatch, pre
     assert all(job["state"] == "F" for job in pbs.jobs().values())  # taken back
 
 
+def test_a_folder_that_another_submission_creates_at_the_same_time_is_shared(tmp_path, pbs, monkeypatch):
+    file = write_experiment(tmp_path, steps=1, seconds=0)
+    (pbs.spool / "refuse").write_text("0")
+    mkdir = Path.mkdir
+
+    def second(folder, *arguments, **options):
+        if folder == tmp_path / "run":
+            mkdir(folder)
+        mkdir(folder, *arguments, **options)
+
+    monkeypatch.setattr(Path, "mkdir", second)
+    with pytest.raises(ValueError, match="Job violates"):
+        submit(file)
+    assert not list((tmp_path / "run").iterdir())
+
+
 def test_a_refusal_leaves_the_files_of_an_earlier_submission(tmp_path, pbs):
     file = write_experiment(tmp_path, steps=1, seconds=0)
     submit(file)
