@@ -172,6 +172,8 @@ def evaluate(
     others, published = open_baselines(section.baselines, truth)
     inits = _common(model, others)
     leads = [int(lead) for lead in model.leads if lead > 0]
+    if not leads:
+        raise UserError(f"expected forecasts with leads above 0, got none in {model.provenance}; change inference.lead")
     truths = Truth(truth)
     valid = np.unique(np.add.outer(inits, leads))
     has_truth, _ = truths.positions(np.add.outer(inits, leads))

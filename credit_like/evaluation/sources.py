@@ -350,6 +350,14 @@ def _canonical(dataset: xr.Dataset, path: Path) -> xr.Dataset:
         raise UserError(
             f"expected forecasts with dimensions {', '.join(_FORECAST_DIMS)} in {path}, got none of {', '.join(absent)}"
         )
+    for name in _FORECAST_DIMS:
+        # Zarr fills missing chunks, so values that are lost are all the same.
+        axis = dataset[name]
+        if name not in dataset.coords or axis.isnull().any() or len(np.unique(axis.values)) < axis.size:
+            raise UserError(
+                f"expected a coordinate {name} with each value once in {path}, got one whose values are missing or repeated; "
+                "write its values again, or remove the forecasts and run `credit-like rollout` again"
+            )
     return dataset
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 import xarray as xr
@@ -155,6 +157,24 @@ def test_what_cannot_be_compared_is_one_message(world, tmp_path, case):
     with pytest.raises(UserError, match=rf"^evaluation\.baselines\.other: expected {message}") as refused:
         scored(world, change(world[3]), tmp_path)
     assert len(str(refused.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("consolidated", [True, False])
+@pytest.mark.parametrize("axis", ["prediction_timedelta", "time", "latitude"])
+def test_a_store_that_has_lost_a_coordinate_is_one_message(world, tmp_path, axis, consolidated):
+    """The metadata of a consolidated one still tell of it, and zarr fills its values."""
+    experiment, store, variables, forecasts = world
+    forecasts.to_zarr(tmp_path / "other.zarr", zarr_format=2, consolidated=consolidated)
+    shutil.rmtree(tmp_path / "other.zarr" / axis)
+    with pytest.raises(UserError, match=rf"expected a coordinate {axis} with each value once in .*other\.zarr, got"):
+        evaluate(experiment, tmp_path / "other.zarr", store, store, variables)
+
+
+def test_forecasts_without_leads_are_one_message(world):
+    experiment, store, variables, forecasts = world
+    none = forecasts.isel(prediction_timedelta=[])
+    with pytest.raises(UserError, match="expected forecasts with leads above 0, got none in the forecasts"):
+        evaluate(experiment, none, store, store, variables)
 
 
 def test_published_results_in_other_units_are_converted(world, tmp_path):
