@@ -75,7 +75,9 @@ def forecast_from_files(
     init = init or calendar.to_text(store.times[-1])
     draft = draft_beside(output)
     settings = [f"inference.init=[{init}]", f"inference.lead={lead}", *overrides]
-    settings += [f"inference.output.type={kind}", f"inference.output.path={json.dumps(str(draft))}"]
+    # A path of the command line is as it stands: `~` and `$` have a meaning in the values of an experiment alone.
+    literal = json.dumps(str(draft.absolute()).replace("$", "$$"))
+    settings += [f"inference.output.type={kind}", f"inference.output.path={literal}"]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "experiment.yml"
         file.write_text(dump_experiment(forecaster.experiment), encoding="utf-8")

@@ -88,6 +88,19 @@ def test_the_site_of_the_training_does_not_matter(files, tmp_path, monkeypatch):
     assert forecaster.experiment.pbs.setup == ("echo ${NOWHERE:-} $$ $NOWHERE",)
 
 
+@pytest.mark.parametrize("folder", ["~", "$HOME", "${NOWHERE}"])
+def test_the_output_is_where_it_is_said_to_be(files, tmp_path, monkeypatch, folder):
+    """The draft too, which is renamed: it may lie on no other file system."""
+    export, analyses = files
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    sources = [str(analyses / "analysis.nc"), str(analyses / "static.nc")]
+    made = forecast_from_files(export, sources, f"{folder}/out.zarr", lead="6h", device="cpu")
+    assert (tmp_path / folder / made.name).is_dir()
+    assert [path.name for path in tmp_path.iterdir()] == [folder]
+    assert [path.name for path in (tmp_path / folder).iterdir()] == [made.name]
+
+
 def test_members_are_an_option(files, tmp_path):
     export, folder = files
     more = ["inference.ensemble={members: 2, amplitude: {u: 0.5}}"]
