@@ -143,6 +143,8 @@ def begins_with(mark: str) -> Callable[[Path], bool]:
 
 def _check_place(option: str, path: Path) -> None:
     problem = folder_problem(str(path.absolute().parent)) or _why_not_a_path(path)
+    if problem is None and not _is_utf8(path):
+        problem = "its name is not UTF-8"
     if problem is None and len(os.fsencode(path.name)) > _LONGEST_NAME - _DRAFT:
         problem = "its name is too long"
     if problem:
@@ -187,6 +189,15 @@ def _why_not_a_path(path: Path) -> str | None:
     except ValueError as error:
         return str(error)
     return None
+
+
+def _is_utf8(path: Path) -> bool:
+    """Return whether a path is text that files can hold, as headers and cards do."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _shown(path: str | Path) -> str:
