@@ -10,12 +10,20 @@ from pydantic import model_validator
 
 from credit_like.data.files.object_cache import ObjectCache
 from credit_like.data.files.remote import RemoteStore
+from credit_like.errors import UserError
 from credit_like.schema.base import Section, Size, UserPath
+
+SET_CACHE = "set CREDIT_LIKE_CACHE to a writable folder"
 
 
 def cache_folder() -> Path:
-    """Return the folder: `CREDIT_LIKE_CACHE`, or one in the user's home."""
-    return Path(os.environ.get("CREDIT_LIKE_CACHE") or Path.home() / ".cache" / "credit_like")
+    """Return the folder: `CREDIT_LIKE_CACHE`, or one in the user's home. Raises UserError where neither is known."""
+    if named := os.environ.get("CREDIT_LIKE_CACHE"):
+        return Path(named)
+    try:
+        return Path.home() / ".cache" / "credit_like"
+    except RuntimeError:  # no HOME, and no entry in the list of users
+        raise UserError(f"expected a home folder, got none; {SET_CACHE}") from None
 
 
 class Cache(Section):

@@ -27,7 +27,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from credit_like.data.sources._cache import cache_folder
+from credit_like.data.sources._cache import SET_CACHE, cache_folder
 from credit_like.data.sources._conventions import DIMS, fields
 from credit_like.data.times import Times, calendar_of, from_seconds, seconds
 
@@ -193,11 +193,11 @@ def _save(index: Path, entries: _Entries) -> None:
         os.replace(draft, index)
     except OSError as error:
         _LOG.warning(
-            "the index of %d files could not be kept in %s (%s), so every process rebuilds it; set "
-            "CREDIT_LIKE_CACHE to a writable folder",
+            "the index of %d files could not be kept in %s (%s), so every process rebuilds it; %s",
             len(entries),
             index.parent,
             error.strerror,
+            SET_CACHE,
         )
         if draft is not None:
             with suppress(OSError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -17,8 +18,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from credit_like.data.sources._cache import cache_folder
-from credit_like.errors import UserError
+from credit_like.data.sources._cache import SET_CACHE, cache_folder
+from credit_like.errors import UserError, reason
 from credit_like.schema.base import Section
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def open_dataset(config: Config) -> xarray.Dataset:
     import xarray
 
     path = cache_path(config)
-    if not path.exists():
+    if not os.path.exists(path):  # also where the folder cannot be entered, which `_store` reports
         _store(generate(config), path)
     return xarray.open_zarr(path, chunks=None, consolidated=False)[list(VARIABLES)]
 
@@ -136,9 +137,17 @@ def _axis(name: str, units: str) -> dict[str, str]:
 
 
 def _store(dataset: xarray.Dataset, path: Path) -> None:
-    """Write under a temporary name, then rename: readers see a complete store, and the first of several writers wins."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    """Write under a temporary name, then rename: readers see a complete store, and the first of several writers wins.
+
+    Raises UserError where the folder cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    except OSError as error:
+        raise UserError(
+            f"expected to keep the generated dataset in {path.parent}, got: {reason(error)}; {SET_CACHE}"
+        ) from error
     try:
         chunks = {name: (CHUNK_STEPS, *v.shape[1:]) if "time" in v.dims else v.shape for name, v in dataset.items()}
         encoding = {str(name): {"chunks": shape, "compressors": None} for name, shape in chunks.items()}

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from credit_like.data.sources import synthetic
 from credit_like.data.sources.synthetic import VARIABLES, Config, cache_path, open_dataset
+from credit_like.errors import UserError
 
 CONFIG = Config(longitudes=32, latitudes=16, steps=10, start=dt.date(2001, 2, 3))
 
@@ -107,3 +108,19 @@ def test_as_many_steps_as_can_be_held_are_accepted() -> None:
     Config(steps=2**15)
     Config(longitudes=512, latitudes=256, steps=2**9)
     Config(start=dt.date(2261, 12, 31), steps=4)
+
+
+def test_without_a_folder_for_the_cache_the_variable_is_named(tmp_path, monkeypatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("CREDIT_LIKE_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(UserError, match=r"file/cache, got: .*; set CREDIT_LIKE_CACHE to a writable folder"):
+        open_dataset(CONFIG)
+
+    def unknown(_: int) -> None:
+        raise KeyError
+
+    monkeypatch.delenv("CREDIT_LIKE_CACHE")
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    with pytest.raises(UserError, match="expected a home folder, got none; set CREDIT_LIKE_CACHE"):
+        open_dataset(CONFIG)
