@@ -116,10 +116,16 @@ def of_another_rank(error: BaseException) -> str:
 
 @contextmanager
 def reading(what: str, path: object, advice: str) -> Iterator[None]:
-    """Convert errors of a library that reads `path` to UserError; use it around calls into such libraries only."""
+    """Convert errors of a library that reads `path` to UserError; use it around calls into such libraries only.
+
+    The `advice` is for damaged content: what may not be read is named with its permissions instead.
+    """
     try:
         yield
     except UserError:
         raise
+    except PermissionError as error:
+        advice = _SURROUNDINGS[errno.EACCES]
+        raise UserError(f"expected {what}, got {error.filename or path}, which may not be read; {advice}") from error
     except UNREADABLE as error:
         raise UserError(f"expected {what}, got {path}, which cannot be read: {reason(error)}; {advice}") from error

@@ -43,6 +43,11 @@ def check_own(option: str, path: Path, what: str, is_own: Callable[[Path], bool]
     # Pipes and devices are not opened.
     known = path.is_file() or path.is_dir()
     empty = path.is_file() and not path.stat().st_size
+    if known and not empty and not os.access(path, os.R_OK):
+        raise UserError(
+            f"{option}: expected {what} or a path where nothing is, got {path}, which may not be read; change its permissions "
+            "or name another path"
+        )
     if os.path.lexists(path) and not (empty or (known and is_own(path))):
         raise UserError(
             f"{option}: expected {what} or a path where nothing is, got something else at {path}; remove it or name "

@@ -12,8 +12,10 @@ from credit_like.checkpoint.export import load_export
 from credit_like.data.files.regrid import read_weights
 from credit_like.data.solar import read_irradiance
 from credit_like.derive.levels import read_levels
-from credit_like.errors import UserError, reason
+from credit_like.errors import UserError, reading, reason
+from credit_like.inference.writers._base import check_folder
 from credit_like.migrate import document
+from credit_like.outputs import check_own
 from credit_like.plan.machine import machine_of
 
 READERS: dict[str, Callable[[Path], object]] = {
@@ -52,6 +54,33 @@ def test_a_file_that_cannot_be_read_is_one_line_with_its_path(tmp_path, read, ki
     assert said.count(path.name) == 1
     assert "Errno" not in said
     assert "\n" not in said
+
+
+@pytest.mark.parametrize("file", [None, "run/a.zarr/zarr.json"])
+def test_what_may_not_be_read_is_not_to_be_removed(file) -> None:
+    with (
+        pytest.raises(
+            UserError, match=f"^expected scores, got {file or 'run/a.zarr'}, which may not be read; change its"
+        ),
+        reading("scores", "run/a.zarr", "remove it"),
+    ):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), file)
+
+
+def test_a_folder_of_forecasts_that_may_not_be_read_is_one_message(tmp_path, monkeypatch) -> None:
+    def refused(folder: Path) -> None:  # root may read anything
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+
+    monkeypatch.setattr(Path, "iterdir", refused)
+    with pytest.raises(UserError, match=f"a folder of forecasts, got {tmp_path}, which may not be read; change its"):
+        check_folder(tmp_path)
+
+
+def test_a_file_that_may_not_be_read_is_not_taken_for_another_one(tmp_path, monkeypatch) -> None:
+    (tmp_path / "model.nc").write_text("scores")
+    monkeypatch.setattr(os, "access", lambda path, how: how != os.R_OK)
+    with pytest.raises(UserError, match=r"got .*model\.nc, which may not be read; change its permissions"):
+        check_own("save_loc", tmp_path / "model.nc", "scores", lambda path: False)
 
 
 @pytest.mark.parametrize(

@@ -256,11 +256,13 @@ def claim(folder: Path, identity: dict[str, Any], completed: Callable[[dict[str,
 
 def check_folder(folder: Path) -> None:
     """Raise UserError for a folder of forecasts that is a file or holds files that are no forecasts."""
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"inference.output.path: expected a folder, got {folder}, which is a file, change it")
-    record = folder / RECORD
-    others = folder.exists() and any(not _OWN.fullmatch(entry.name) for entry in folder.iterdir())
-    if others and not record.exists():  # in this order, because another rank may just have written the record
+    with reading("a folder of forecasts", folder, "change inference.output.path"):
+        if folder.exists() and not folder.is_dir():
+            raise UserError(f"inference.output.path: expected a folder, got {folder}, which is a file, change it")
+        record = folder / RECORD
+        others = folder.exists() and any(not _OWN.fullmatch(entry.name) for entry in folder.iterdir())
+        has_record = record.exists()  # in this order, because another rank may just have written the record
+    if others and not has_record:
         raise UserError(
             f"inference.output.path: expected an empty folder or one of this experiment's forecasts, got {folder} "
             "with other files in it, change it to another folder"
