@@ -40,7 +40,7 @@ from credit_like.schema.inference import InferenceSection
 from credit_like.schema.load import load_partly
 from credit_like.schema.partial import visible
 from credit_like.schema.phases import Phase, phases, written_at
-from credit_like.schema.places import has_checkpoints
+from credit_like.schema.places import has_checkpoints, write_findings
 from credit_like.variables import ROLES, Variable, Variables
 
 if TYPE_CHECKING:
@@ -236,7 +236,9 @@ def _variable_findings(experiment: Experiment, variables: Variables) -> Iterator
 
 
 def _trained_findings(experiment: Experiment) -> Iterator[Finding]:
-    """Yield a problem for a model that has nothing to train."""
+    """Yield problems for a model that has nothing to train, and for files of the run that a training cannot write."""
+    if folder_problem(experiment.save_loc) is None:  # which has been reported
+        yield from write_findings(experiment)
     if not getattr(experiment.model, "trains", True):
         name = experiment.model.type
         yield ("model", "type"), f"expected a model to train, got {name}, which has no weights; change it"

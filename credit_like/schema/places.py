@@ -24,6 +24,8 @@ _MARKS = {"status.json": '"state":', "log.jsonl": '"step":'}
 """What these files hold, which a start that failed leaves without an experiment."""
 _RECORD_MARKS = ("save_loc:", "data:", "model:")
 _MANIFEST_MARK = '"checksum":'
+_CHANGED = (".lock", "log.jsonl", "checkpoints")
+"""What a training writes to where it finds it. It replaces other files, and goes on without `tensorboard`."""
 _EVIDENCE = (".lock", "status.json", "log.jsonl", "checkpoints")
 
 
@@ -47,6 +49,18 @@ def shows_a_run(folder: str | Path) -> bool:
 def has_checkpoints(folder: str | Path) -> bool:
     """Return whether a run in a folder has saved a checkpoint, intact or not."""
     return any((Path(folder) / "checkpoints").glob("step-*"))
+
+
+def write_findings(experiment: Experiment) -> Iterator[tuple[Key, str]]:
+    """Check that a training may write to what is in `save_loc`; forecasts do not need this of a run."""
+    for name in _CHANGED:
+        path = os.path.join(experiment.save_loc, name)
+        how = os.R_OK | os.W_OK | (os.X_OK if os.path.isdir(path) else 0)
+        if os.path.exists(path) and not os.access(path, how):
+            yield (
+                ("save_loc",),
+                f"expected permission to read and write for a training, got none for {path}, change its permissions or save_loc",
+            )
 
 
 def place_findings(experiment: Experiment) -> Iterator[tuple[Key, str]]:

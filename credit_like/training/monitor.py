@@ -18,6 +18,7 @@ import torch
 from torch import device as Device
 
 from credit_like.checkpoint.files import replace_file, to_json
+from credit_like.outputs import folder_problem
 from credit_like.terminal import duration, shortened
 from credit_like.training.tracking import Tracking
 
@@ -125,10 +126,14 @@ class Monitor:
         from torch.utils.tensorboard import SummaryWriter
 
         self.rows.truncate(step, validated)
+        folder = str(self.folder / "tensorboard")
+        problem = folder_problem(folder)  # the writer's thread would end with a traceback
         try:
-            self._tensorboard = SummaryWriter(str(self.folder / "tensorboard"), purge_step=step + 1)
+            self._tensorboard = None if problem else SummaryWriter(folder, purge_step=step + 1)
         except OSError as error:
-            log.warning("no TensorBoard: %s", error)
+            problem = str(error)
+        if problem:
+            log.warning("no TensorBoard: %s", problem)
         self._tracking = self._track() if self._track is not None else None
         if sys.stderr.isatty():
             from credit_like.terminal import logging_above, plain_console, progress_bar

@@ -6,8 +6,11 @@ import os
 
 import pytest
 
+from credit_like.check import checked_experiment
+from credit_like.schema.errors import ExperimentError
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.places import place_findings
+from tests.experiments import DEMO, SHORT
 
 
 def found(save_loc, paths="/nowhere/x.nc", statistics=None, evaluation=None, **spec) -> str:
@@ -119,3 +122,19 @@ def test_a_file_under_the_name_of_a_folder_or_of_the_record(tmp_path) -> None:
 @pytest.mark.parametrize("text", ["a\0b", "x" * 300, "~/run", "/proc/run", "a\nb"])
 def test_odd_names_are_no_fault_of_these_checks(text) -> None:
     assert not found(text)
+
+
+@pytest.mark.parametrize("name", [".lock", "log.jsonl", "checkpoints"])
+def test_what_a_training_cannot_write_is_found_before_it_begins(tmp_path, monkeypatch, name) -> None:
+    """Forecasts of a run whose checkpoints are protected need no such permission."""
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    for file in (".lock", "log.jsonl"):
+        (tmp_path / "run" / file).touch()
+    overrides, path = [*SHORT, f"save_loc={tmp_path / 'run'}"], tmp_path / "run" / name
+    access = os.access  # root may write anywhere
+    monkeypatch.setattr(os, "access", lambda at, how: str(at) != str(path) and access(at, how))
+    checked_experiment(DEMO, overrides)
+    with pytest.raises(
+        ExperimentError, match=rf"save_loc: expected permission .* got none for .*run/{name}, change its"
+    ):
+        checked_experiment(DEMO, overrides, training=True)

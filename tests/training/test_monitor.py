@@ -95,3 +95,14 @@ def test_the_curves_of_a_killed_start_end_where_the_next_one_begins(tmp_path, mo
     curves = event_accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
     curves.Reload()
     assert [event.step for event in curves.Scalars("train/loss")] == list(range(begun + 1, 4))
+
+
+def test_without_permission_there_is_no_tensorboard(tmp_path, monkeypatch, caplog) -> None:
+    """Its writer has a thread, which would end with a traceback."""
+    (tmp_path / "tensorboard").mkdir()
+    monkeypatch.setattr(os, "access", lambda path, how: False)  # root may write anywhere
+    monitor = Monitor(tmp_path, 2)
+    monitor.open(0, validated=False)
+    monitor.close()
+    assert "no TensorBoard: expected a folder that may be written to, got" in caplog.text
+    assert not list((tmp_path / "tensorboard").iterdir())
