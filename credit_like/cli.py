@@ -25,6 +25,7 @@ from credit_like.errors import UserError, known_message
 from credit_like.processes import end_with
 
 if TYPE_CHECKING:
+    from credit_like.data.statistics import Statistics
     from credit_like.launch.plan import Plan
     from credit_like.schema.experiment import Experiment
     from credit_like.schema.launch import Mode
@@ -264,9 +265,24 @@ def preprocess(
     # The checks must not require what this command makes.
     _experiment(file, [*(set_ or ()), "data.statistics=null"], mode="preprocess")
     from credit_like.data.tools.prepare import prepare
+    from credit_like.schema.places import has_checkpoints
+
+    def accept(statistics: Statistics) -> None:
+        if has_checkpoints(experiment.save_loc):  # torch, which takes long to import, is not needed otherwise
+            from credit_like.checkpoint.continuation import refuse_replacing
+
+            refuse_replacing(experiment, statistics)
 
     _log_lines()
-    prepare(experiment, workers=workers, dask=dask, climatology=climatology, rechunk_to=rechunk, band=band)
+    prepare(
+        experiment,
+        workers=workers,
+        dask=dask,
+        climatology=climatology,
+        rechunk_to=rechunk,
+        band=band,
+        accept=accept,
+    )
 
 
 @app.command(name="bench-data")

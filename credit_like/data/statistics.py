@@ -49,6 +49,8 @@ _FITTED_AT_START = 16e9
 """Bytes of fields that one process reads within a minute or two; trainer.timeout is ten minutes by default."""
 MOST = 1e20
 """No physical quantity has larger values in the units of data; those that mark missing points do, also in a mean with others."""
+_FIT_AGAIN = "fit them again with `credit-like preprocess`, or undo the change where the run has checkpoints"
+"""The weights of a run go with its statistics."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -102,7 +104,7 @@ class Statistics:
             if str(stored[i]) != wanted:
                 raise UserError(
                     f"expected statistics of {name} with the transform {wanted or 'none'!r}, got {str(stored[i]) or 'none'!r}; "
-                    "fit them again with `credit-like preprocess`"
+                    f"{_FIT_AGAIN}"
                 )
 
     def refuse_other_data(
@@ -148,7 +150,7 @@ class Statistics:
             raise UserError(
                 f"expected statistics of {absent[0]!r}, got those of {', '.join(known)}"
                 f"{did_you_mean(absent[0], known)}; "
-                "fit them again with `credit-like preprocess`"
+                f"{_FIT_AGAIN}"
             )
         return [self._at[name] for name in wanted]
 
@@ -201,7 +203,7 @@ def _check_grid(dataset: xr.Dataset, store: FieldStore, path: str | Path) -> Non
         if there.shape != wanted.shape or not np.allclose(there, wanted, rtol=0, atol=1e-3):
             raise UserError(
                 f"expected statistics of the data's {len(wanted)} {axis}s from {wanted[0]:g} to {wanted[-1]:g}, got "
-                f"{len(there)} from {there[0]:g} to {there[-1]:g} in {path}; fit them again with `credit-like preprocess`"
+                f"{len(there)} from {there[0]:g} to {there[-1]:g} in {path}; {_FIT_AGAIN}"
             )
 
 

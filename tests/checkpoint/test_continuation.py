@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import xarray as xr
 
-from credit_like import build
+from credit_like import build, cli
 from credit_like.check import checked_experiment
 from credit_like.checkpoint.manager import Checkpoint
 from credit_like.errors import RunError, UserError
@@ -136,6 +136,27 @@ def test_what_does_not_change_the_weights_may_change(finished, tmp_path, kind):
     checked_experiment(FILE, sets, continuing=True)
     assert build.train(load_experiment(FILE, sets)) == 0
     assert build.rollout(load_experiment(FILE, sets)) == 0
+
+
+def test_preprocess_replaces_no_other_statistics_of_a_trained_run(finished, tmp_path, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(finished / "plain", run)
+    kept, same = (run / "statistics.nc").read_bytes(), [f"save_loc={run}", *BASE]
+    assert preprocessed([*same, "data.train=[2000-01-01, 2000-01-08]"]) == 2
+    said = capsys.readouterr().err
+    assert "step-2: expected the experiment of these weights, got another one: the statistics are not those" in said
+    assert "credit-like preprocess" not in said
+    assert (run / "statistics.nc").read_bytes() == kept
+    assert not (run / "preprocess-parts").exists()
+    (run / "statistics.nc").unlink()
+    assert not preprocessed(same)  # what was lost comes back
+    checked_experiment(FILE, same, continuing=True)
+
+
+def preprocessed(overrides):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["preprocess", str(FILE), *(part for override in overrides for part in ("--set", override))])
+    return end.value.code
 
 
 def test_another_optimiser_is_named(finished, tmp_path):

@@ -104,7 +104,8 @@ class Windows(Dataset[Sample]):
                     time = to_text(from_seconds(self.store.time_seconds([int(position)]), self.store.calendar)[0])
                     raise UserError(
                         f"expected data of {channel} at {time}, got {bad.sum()} missing of {bad.size} points; the data "
-                        "have changed since the statistics were fitted: fit them again with `credit-like preprocess`"
+                        "have changed since the statistics were fitted: fit them again with `credit-like preprocess`, or undo "
+                        "the change where the run has checkpoints"
                     )
 
 

@@ -20,7 +20,7 @@ from credit_like.data.store import FieldStore, open_store
 from credit_like.data.times import parse
 from credit_like.data.tools.audit import Audit
 from credit_like.data.tools.climatology import CLIMATOLOGY, check_climatology
-from credit_like.data.tools.preprocess import Mapper, PassPiece, in_processes, preprocess
+from credit_like.data.tools.preprocess import Accept, Mapper, PassPiece, in_processes, preprocess
 from credit_like.data.tools.rechunk import rechunk
 from credit_like.errors import UserError
 from credit_like.lock import FileLock
@@ -44,12 +44,13 @@ def prepare(
     rechunk_to: Path | None = None,
     band: int | None = None,
     times_per_shard: int = 32,
+    accept: Accept | None = None,
 ) -> Audit:
     """Make one pass over the data: write to `save_loc`, print the audit, and write a training store to `rechunk_to`.
 
     The pass is shared by `workers` processes of this machine or by those of the dask scheduler at `dask` (an address,
-    or the file that the scheduler has written). An interrupted pass continues where it stopped. Raises UserError for
-    invalid data or configuration, and Locked while another process does the same.
+    or the file that the scheduler has written). An interrupted pass continues where it stopped. `accept` is asked before
+    statistics are written. Raises UserError for invalid data or configuration, and Locked while another process does the same.
     """
     data = experiment.data
     if rechunk_to is not None:
@@ -78,6 +79,7 @@ def prepare(
                     mapper,
                     written,
                     experiment.evaluation.climatology_window_days if climatology else 0,
+                    accept,
                 )
         except ValueError:
             if (folder / "audit.csv").exists():
