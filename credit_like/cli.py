@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from credit_like.errors import UserError, known_message
-from credit_like.processes import end_with
+from credit_like.processes import end_with, open_standard_streams
 
 if TYPE_CHECKING:
     from credit_like.data.statistics import Statistics
@@ -56,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     A UserError or RunError, exhausted memory, a full disk and a rank that does not answer are printed as one message. Any other
     exception is a fault of the program and keeps its traceback; CREDIT_LIKE_TRACEBACK=1 shows the traceback of the former too.
     """
+    open_standard_streams()
     for stream in (sys.stdout, sys.stderr):
         # Of names of files and of units, a terminal may lack some characters.
         if isinstance(stream, io.TextIOWrapper):

@@ -1,4 +1,4 @@
-"""Life cycle of helper processes, which end with their parent or on its request."""
+"""Life cycle of helper processes, which end with their parent or on its request, and the standard streams of this one."""
 
 from __future__ import annotations
 
@@ -13,6 +13,22 @@ from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _TO_ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
+def open_standard_streams() -> None:
+    """Connect standard streams that this process was started without to /dev/null.
+
+    Otherwise the first file that is opened takes the descriptor of a closed stream, and receives what libraries report there.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free descriptor, which is this one
+            os.set_inheritable(number, True)  # as helper processes expect
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
 
 
 def end_with(parent: int) -> None:

@@ -204,6 +204,28 @@ def test_wrong_usage_has_status_2(arguments, capsys):
     assert "Usage: credit-like" in capsys.readouterr().err
 
 
+def test_closed_streams_take_no_data(tmp_path):
+    code = f"""
+import os, sys
+from credit_like.cli import main
+try:
+    main(["--help"])
+except SystemExit:
+    pass
+file = open({str(tmp_path / "data")!r}, "wb")
+print("lost")
+print("lost", file=sys.stderr)
+os.write(2, b"lost")
+assert file.fileno() > 2 and sys.stdin.read() == "" and not sys.stderr.isatty()
+assert all(map(os.get_inheritable, range(3)))
+open({str(tmp_path / "well")!r}, "x")
+"""
+    closed = 'exec "$@" 0<&- 1>&- 2>&-'
+    subprocess.run(["sh", "-c", closed, "sh", sys.executable, "-c", code], check=True)
+    assert (tmp_path / "well").exists()
+    assert (tmp_path / "data").read_bytes() == b""
+
+
 def test_a_mistake_of_the_program_keeps_its_traceback(monkeypatch, small):
     def broken(*_):
         return int("not a number of ours")
