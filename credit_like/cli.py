@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from credit_like.errors import UserError, known_message
+from credit_like.errors import UserError, known_message, reason
 from credit_like.processes import end_with, open_standard_streams
 
 if TYPE_CHECKING:
@@ -66,11 +66,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if "TORCHELASTIC_RUN_ID" in os.environ:
                 # The parent is torchrun's agent: a scheduler that kills the agent's session does not kill this process.
                 end_with(os.getppid())
+            _check_current_folder()
             app(arguments, prog_name="credit-like")
     except SystemExit as end:
         if isinstance(end.__context__, typer.Exit) and end.code == _INTERRUPTED:  # from Ctrl-C, by way of typer
             typer.echo("interrupted; run the same command again to continue or repeat the work", err=True)
         raise
+
+
+def _check_current_folder() -> None:
+    """Raise UserError if the current folder has been removed, which many libraries do not expect."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise UserError(
+            f"expected a current folder that exists, got one that has been removed ({reason(error)}); change to another folder"
+        ) from error
 
 
 class _OneMessage:

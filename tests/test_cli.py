@@ -204,6 +204,16 @@ def test_wrong_usage_has_status_2(arguments, capsys):
     assert "Usage: credit-like" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", [["status", "run"], ["train", str(DEMO)]], ids=lambda command: command[0])
+def test_a_current_folder_that_was_removed_is_one_message(command, tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    assert call(*command) == 2
+    assert "expected a current folder that exists" in capsys.readouterr().err
+
+
 def test_closed_streams_take_no_data(tmp_path):
     code = f"""
 import os, sys
