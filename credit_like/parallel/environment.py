@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from credit_like.errors import UserError
+from credit_like.errors import UserError, cut
 
 # (rank, world, rank on the node, ranks on the node); torchrun's own names come first
 _LAUNCHERS = {
@@ -23,6 +23,7 @@ _LAUNCHERS = {
     "Slurm": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
 }
 _PORT = 29500
+_MOST_RANKS = 10**9 - 1
 
 
 @dataclass(frozen=True)
@@ -39,19 +40,27 @@ class Environment:
 def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     """Return the environment of the first launcher whose rank and size are both set; one process if there is none.
 
-    Raises UserError for a rank outside its world, and for several nodes without an address of rank 0.
+    Raises UserError for a variable that is no number in its range, and for several nodes without an address of rank 0.
     """
     environ = os.environ if environ is None else environ
     for launcher, (rank_key, world_key, local_key, _) in _LAUNCHERS.items():
         if rank_key in environ and world_key in environ:
-            rank, world = int(environ[rank_key]), int(environ[world_key])
-            if not 0 <= rank < world:
-                raise UserError(
-                    f"expected {rank_key} below {world_key} = {world}, got {rank}; check the {launcher} launch"
-                )
-            local = int(environ.get(local_key, 0))
+            world = _number(environ, world_key, range(1, _MOST_RANKS + 1), launcher)
+            rank = _number(environ, rank_key, range(world), launcher)
+            local = _number(environ, local_key, range(world), launcher) if local_key in environ else 0
             return Environment(rank, world, local, _address(environ, world), _port(environ))
     return Environment()
+
+
+def _number(environ: Mapping[str, str], key: str, allowed: range, launcher: str) -> int:
+    """Return a variable as a number; raise UserError for one that is not allowed."""
+    text = environ[key]
+    if not (re.fullmatch("[0-9]{1,9}", text.strip()) and int(text) in allowed):
+        raise UserError(
+            f"expected the environment variable {key} to be an integer from {allowed[0]} to {allowed[-1]}, got "
+            f"{cut(repr(text), 60)}; unset it, or start the ranks with {launcher}"
+        )
+    return int(text)
 
 
 def restarts(environ: Mapping[str, str] | None = None) -> int:
@@ -63,7 +72,7 @@ def restarts(environ: Mapping[str, str] | None = None) -> int:
 
 def _address(environ: Mapping[str, str], world: int) -> str:
     """Return the host of rank 0: MASTER_ADDR, the first host of a Slurm step, or this node if it is the only one."""
-    if "MASTER_ADDR" in environ:
+    if environ.get("MASTER_ADDR"):
         return environ["MASTER_ADDR"]
     if "SLURM_STEP_NODELIST" in environ:
         return first_host(environ["SLURM_STEP_NODELIST"])
@@ -97,7 +106,7 @@ def device_index(local_rank: int, devices: int) -> int:
 def _port(environ: Mapping[str, str]) -> int:
     """Return MASTER_PORT, else a port derived from the job id, so that two jobs on a node do not collide."""
     if "MASTER_PORT" in environ:
-        return int(environ["MASTER_PORT"])
+        return _number(environ, "MASTER_PORT", range(1, 65536), "torchrun")
     job = re.match(r"\d+", environ.get("PBS_JOBID", environ.get("SLURM_JOB_ID", "")))
     return _PORT + int(job[0]) % 1000 if job else _PORT
 

@@ -87,7 +87,7 @@ def seconds_left(
     """
     environment = os.environ if environment is None else environment
     run = run or _run
-    if end := environment.get("SLURM_JOB_END_TIME"):
+    if (end := environment.get("SLURM_JOB_END_TIME", "")).isdecimal():
         return float(end) - now()
     if job := environment.get("SLURM_JOB_ID"):
         return _clock(run(["squeue", "-h", "-j", job, "-o", "%L"]))

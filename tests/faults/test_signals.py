@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from credit_like.training.stop import seconds_left
 from tests.faults import harness
 
 SECTION = {"epochs": 2, "checkpoint": {"every": 4}, "parallelism": {"data": "none"}}
@@ -93,6 +94,11 @@ def test_stop_after_is_a_time(tmp_path, monkeypatch) -> None:
     assert found["state"] == "continue"
     assert "stop_after" in found["reason"]
     assert found["step"] < 18  # which takes at least 1.4 s
+
+
+def test_an_end_of_the_job_that_is_no_time_is_asked_of_the_queue() -> None:
+    environment = {"SLURM_JOB_END_TIME": "soon", "SLURM_JOB_ID": "7"}
+    assert seconds_left(environment, run=lambda _: "1:30") == 90
 
 
 def _under_a_jumping_clock(rank, world, port, save_loc, section) -> int:

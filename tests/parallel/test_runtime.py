@@ -65,6 +65,26 @@ def test_launchers(environ, expected):
     assert read_environment(environ) == expected
 
 
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"RANK": "x"}, "RANK to be an integer from 0 to 3, got 'x'; unset it, or start the ranks with torchrun"),
+        ({"RANK": "4"}, "RANK to be an integer from 0 to 3, got '4'"),
+        ({"RANK": "1" * 5000}, "RANK to be an integer from 0 to 3, got '1"),
+        ({"WORLD_SIZE": ""}, "WORLD_SIZE to be an integer from 1 to 999999999, got ''"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE to be an integer from 1 to 999999999, got '0'"),
+        ({"LOCAL_RANK": "-1"}, "LOCAL_RANK to be an integer from 0 to 3, got '-1'"),
+        ({"MASTER_PORT": ""}, "MASTER_PORT to be an integer from 1 to 65535, got ''"),
+        ({"MASTER_PORT": "99999"}, "MASTER_PORT to be an integer from 1 to 65535, got '99999'"),
+        ({"MASTER_ADDR": ""}, "MASTER_ADDR for 4 ranks, got none"),
+    ],
+)
+def test_a_variable_that_no_launcher_sets_so_is_named(changed, message):
+    environ = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "n0", "MASTER_PORT": "1234"}
+    with pytest.raises(UserError, match=message):
+        read_environment({**environ, **changed})
+
+
 def test_nodefile_of_pbs_is_for_one_node(tmp_path):
     """On the other nodes of a job the file is not there, so it is not what all ranks could agree on."""
     environ = {"PMI_RANK": "1", "PMI_SIZE": "8", "PBS_NODEFILE": str(tmp_path / "nodes")}
