@@ -48,6 +48,8 @@ Set = Annotated[
 ]
 
 _INTERRUPTED = 130
+_ON_RANKS = ("train", "rollout", "evaluate")
+"""The commands that several launched processes perform together; others are of one process, whatever launchers left behind."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -61,8 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # Of names of files and of units, a terminal may lack some characters.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    command = next(iter(sys.argv[1:] if arguments is None else arguments), None)
     try:
-        with _OneMessage():
+        with _OneMessage(on_ranks=command in _ON_RANKS):
             if "TORCHELASTIC_RUN_ID" in os.environ:
                 # The parent is torchrun's agent: a scheduler that kills the agent's session does not kill this process.
                 end_with(os.getppid())
@@ -85,7 +88,10 @@ def _check_current_folder() -> None:
 
 
 class _OneMessage:
-    """Ends a process that fails; in a launch of several, only the one that failed first prints the reason."""
+    """Ends a process that fails; of several `on_ranks`, only the one that failed first prints the reason."""
+
+    def __init__(self, on_ranks: bool = False) -> None:
+        self._on_ranks = on_ranks
 
     def __enter__(self) -> None:
         return
@@ -97,7 +103,7 @@ class _OneMessage:
             return
         message = None if os.environ.get("CREDIT_LIKE_TRACEBACK") else known_message(error)
         status = 2 if isinstance(error, UserError) else 1
-        if _of_several():
+        if self._on_ranks and _of_several():
             _end_rank(error, message, status)
         elif message is not None:
             typer.echo(message, err=True)
@@ -148,14 +154,14 @@ def _experiment(
 ) -> Experiment:
     """Load and check the experiment of a file.
 
-    The layout is checked for `world_size`, else for the number of launched processes, else for the batch job that the
-    experiment requests. Of the resources of jobs, those of `mode` are checked, by default all. Raises ExperimentError with
-    every problem.
+    The layout is checked for `world_size`, else for the number of launched processes if those perform the command of `mode`
+    together, else for the batch job that the experiment requests. Of the resources of jobs, those of `mode` are checked, by
+    default all. Raises ExperimentError with every problem.
     """
     from credit_like.check import checked_experiment
     from credit_like.parallel.environment import read_environment
 
-    launched = read_environment().world
+    launched = read_environment().world if mode in _ON_RANKS else 1
     world_size = world_size or (launched if launched > 1 else None)
     return checked_experiment(
         file, overrides or (), world_size, scoring, forecasting, training, mode=mode, fresh=fresh

@@ -249,7 +249,7 @@ def _refused(rank, file, folder):
     with (folder / f"{rank}.err").open("w") as said:
         os.dup2(said.fileno(), 2)
         sys.stderr = os.fdopen(2, "w", closefd=False)
-        cli.main(["check", str(file)])
+        cli.main(["train", str(file)])
 
 
 def test_of_several_processes_one_speaks(small, launch_ranks, tmp_path):
@@ -257,6 +257,16 @@ def test_of_several_processes_one_speaks(small, launch_ranks, tmp_path):
     said = [(tmp_path / f"{rank}.err").read_text() for rank in range(2)]
     assert sum(text.count("absent.yml") for text in said) == 1, said
     assert any(said[rank].startswith(f"rank {rank}: ") for rank in range(2))
+
+
+@pytest.mark.parametrize("command", ["status", "plot", "bench-data"])
+def test_what_launchers_left_behind_is_nothing_to_a_command_of_one_process(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(cli, "_end_rank", lambda *_: pytest.fail("this process is taken for a rank"))
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, value)
+    arguments = [DEMO, "--set", f"save_loc={tmp_path / 'run'}"] if command != "status" else [tmp_path]
+    assert call(command, *arguments) == 2
+    assert "2 // " not in capsys.readouterr().err  # data-parallel replicas
 
 
 LONG = "x" * 300

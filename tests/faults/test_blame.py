@@ -81,7 +81,10 @@ def lonely(rank, world, port, save_loc, section) -> int:
     from credit_like.parallel.runtime import Runtime
     from credit_like.schema.trainer import Parallelism
 
-    with cli._OneMessage(), Runtime.start(Parallelism(data="ddp"), torch.device("cpu"), dt.timedelta(minutes=10)):
+    with (
+        cli._OneMessage(on_ranks=True),
+        Runtime.start(Parallelism(data="ddp"), torch.device("cpu"), dt.timedelta(minutes=10)),
+    ):
         if rank == 1:
             Path(save_loc).with_suffix(".planted").write_text(str(time.time()))
             raise UserError("the wind has changed")
