@@ -239,8 +239,16 @@ def cause_of(error: BaseException, rank: int, status: int = 1) -> Cause:
 
 
 _causes: Causes | None = None
+_out_of_reach: Environment | None = None
+"""Where this process is, if it could not reach the store from there."""
 stacks_folder: Path | None = None
 """Where the ranks of a hang write their stacks; None: nowhere."""
+
+
+def out_of_reach(place: Environment) -> None:
+    """Give up the store, which could not be reached: another attempt would only delay the message."""
+    global _out_of_reach
+    _out_of_reach = place
 
 
 def watch(place: Environment, timeout: dt.timedelta) -> Causes:
@@ -263,13 +271,16 @@ def close() -> None:
 def claim(cause: Cause, place: Environment) -> tuple[Cause, Causes | None]:
     """Record `cause` unless another rank was faster; return the first cause and the `Causes` in which it is saved.
 
-    The second is None if the store cannot be reached.
+    The second is None if the store cannot be reached, which is tried once.
     """
     global _causes
     if _causes is None:
+        if _out_of_reach == place:
+            return cause, None
         try:
             _causes = Causes(place, _client(place, dt.timedelta(seconds=_PATIENCE), owner=place.rank == 0))
         except (dist.DistError, TimeoutError):
+            out_of_reach(place)
             return cause, None
     return _causes.claim(cause), _causes
 

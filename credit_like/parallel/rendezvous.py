@@ -61,9 +61,14 @@ def _join(place: Environment, device: torch.device, timeout: dt.timedelta) -> No
     # As in torch, the agent that started this process owns the store if there is an agent; otherwise rank 0 creates it.
     of_agent = blame.of_agent()
     ours = place.rank == 0 and not of_agent
-    store: dist.Store = dist.TCPStore(
-        place.address, place.port, place.world, is_master=ours, timeout=timeout, multi_tenant=not of_agent
-    )
+    try:
+        store: dist.Store = dist.TCPStore(
+            place.address, place.port, place.world, is_master=ours, timeout=timeout, multi_tenant=not of_agent
+        )
+    except dist.DistNetworkError:
+        if not ours:
+            blame.out_of_reach(place)
+        raise
     causes = blame.watch(place, timeout)
     if of_agent:
         name = name_of_start(store, place.rank, place.world, timeout)

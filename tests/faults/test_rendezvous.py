@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import socket
 import subprocess
@@ -10,8 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
-from credit_like.parallel.environment import local_launch
+from credit_like.errors import RunError
+from credit_like.parallel import blame
+from credit_like.parallel.environment import Environment, local_launch
+from credit_like.parallel.rendezvous import join
 from tests.experiments import DEMO
 from tests.integration.test_restart import TINY
 
@@ -73,3 +79,23 @@ def test_a_port_that_is_taken(tmp_path, monkeypatch) -> None:
         assert job.wait(900) == 1
         said_once(tmp_path, 0, "expected a free port at 127.0.0.1, got ")
         assert time.monotonic() - began < 300
+
+
+@pytest.mark.parametrize("joining", [True, False])
+def test_a_store_that_could_not_be_reached_is_not_sought_again(joining, monkeypatch) -> None:
+    """Each attempt takes seconds, before the message is shown."""
+    tries = []
+
+    def refuse(*_, **__):
+        tries.append(True)
+        raise dist.DistNetworkError("timed out while trying to connect")
+
+    monkeypatch.setattr(dist, "TCPStore", refuse)
+    monkeypatch.setattr(blame, "_out_of_reach", None)
+    place, cause = Environment(1, 2, port=free_port()), blame.Cause(1, "expected 2 ranks")
+    if joining:
+        with pytest.raises(RunError, match="expected 2 ranks at"):
+            join(place, torch.device("cpu"), dt.timedelta(seconds=1))
+    for _ in range(2):
+        assert blame.claim(cause, place) == (cause, None)
+    assert len(tries) == 1
