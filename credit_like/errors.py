@@ -30,6 +30,8 @@ _SURROUNDINGS = {
 """Errors of the system that are no fault of the program's, and what to do about them."""
 _OUT_OF_MEMORY = re.compile("can't allocate memory|[Oo]ut of memory")
 """torch's messages for exhausted memory of the host or the GPU."""
+_SHARED_MEMORY = re.compile(r"</torch_[0-9]+_|torch_shm_manager|raise your shared memory limit")
+"""What is in messages of torch and of its loader about files in /dev/shm."""
 _NO_ANSWER = re.compile(
     "gloo.*(Timed out waiting|(Connect|Read|Write) timeout)|Application timeout caused pair closure|"
     "Watchdog caught collective operation timeout"
@@ -71,6 +73,11 @@ def known_message(error: BaseException) -> str | None:
             f"out of memory: {text[:300] or type(error).__name__}; use fewer trainer.loader.num_workers or a smaller "
             "trainer.micro_batch_size (of forecasts: inference.batch_size), set trainer.activation_checkpoint: true, or request "
             "more memory"
+        )
+    if isinstance(error, RuntimeError) and _SHARED_MEMORY.search(text):
+        return (
+            f"no room in shared memory: {text[:300]}; enlarge /dev/shm (of a container: --shm-size), or set "
+            "trainer.loader.num_workers: 0"
         )
     if isinstance(error, OSError) and error.errno in _SURROUNDINGS:
         where = f": {str(error.filename)[:200]}" if error.filename is not None else ""

@@ -70,6 +70,26 @@ def test_exhausted_memory_is_one_message(exhaust, capsys) -> None:
     assert len(said.splitlines()) == 1
 
 
+@contextlib.contextmanager
+def files_of_at_most(size: int):
+    """Limit the size of the files that this process writes, in shared memory too; Python ignores the signal."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_shared_memory_without_room_is_one_message(capsys) -> None:
+    with pytest.raises(SystemExit) as end, cli._OneMessage(), files_of_at_most(4096):
+        torch.UntypedStorage._new_shared(2**20)
+    assert end.value.code == 1
+    said = capsys.readouterr().err
+    assert said.startswith("no room in shared memory: unable to ")
+    assert said.endswith("enlarge /dev/shm (of a container: --shm-size), or set trainer.loader.num_workers: 0\n")
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.EMFILE])
 @pytest.mark.parametrize("file", ["scores.csv", None])
 def test_what_the_system_refuses_is_one_message(capsys, number, file) -> None:
