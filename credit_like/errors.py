@@ -20,6 +20,8 @@ _SURROUNDINGS = {
         (("ENOSPC", "EDQUOT"), "free some space, or write to another disk"),
         (("EROFS", "EIO", "ESTALE"), "write to another disk, or ask the administrator of this one"),
         (("EMFILE", "ENFILE"), "raise the limit of open files (ulimit -n)"),
+        (("EFBIG",), "raise the limit of the size of files (ulimit -f), or write to another disk"),
+        (("EAGAIN",), "raise the limit of processes (ulimit -u), or use fewer workers"),
         (("ENAMETOOLONG", "ELOOP"), "name another path"),
         (("EACCES", "EPERM"), "change its permissions, ask its owner, or name another path"),
         (("EISDIR", "ENOTDIR"), "remove what is there, or name another path"),
@@ -30,6 +32,7 @@ _SURROUNDINGS = {
 """Errors of the system that are no fault of the program's, and what to do about them."""
 _OUT_OF_MEMORY = re.compile("can't allocate memory|[Oo]ut of memory")
 """torch's messages for exhausted memory of the host or the GPU."""
+_NO_THREAD = "can't start new thread"
 _SHARED_MEMORY = re.compile(r"</torch_[0-9]+_|torch_shm_manager|raise your shared memory limit")
 """What is in messages of torch and of its loader about files in /dev/shm."""
 _NO_ANSWER = re.compile(
@@ -79,6 +82,8 @@ def known_message(error: BaseException) -> str | None:
             f"no room in shared memory: {text[:300]}; enlarge /dev/shm (of a container: --shm-size), or set "
             "trainer.loader.num_workers: 0"
         )
+    if isinstance(error, RuntimeError) and text == _NO_THREAD:
+        return f"{text}; {_SURROUNDINGS[errno.EAGAIN]}"
     if isinstance(error, OSError) and error.errno in _SURROUNDINGS:
         where = f": {str(error.filename)[:200]}" if error.filename is not None else ""
         return f"{error.strerror}{where}; {_SURROUNDINGS[error.errno]}"
@@ -106,6 +111,8 @@ def reason(error: BaseException, path: object = None) -> str:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error means that the memory of the host or of the GPU is exhausted."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
     text = " ".join(str(error).split())
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and bool(_OUT_OF_MEMORY.search(text)))
 

@@ -53,6 +53,10 @@ def torch_tensor() -> None:
     torch.empty(2**55, dtype=torch.uint8)
 
 
+def process() -> None:
+    raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))  # as os.fork does
+
+
 def consequence() -> None:
     try:
         numpy_array()
@@ -60,7 +64,7 @@ def consequence() -> None:
         raise RuntimeError("writing the forecast failed") from error
 
 
-@pytest.mark.parametrize("exhaust", [numpy_array, torch_tensor, consequence])
+@pytest.mark.parametrize("exhaust", [numpy_array, torch_tensor, process, consequence])
 def test_exhausted_memory_is_one_message(exhaust, capsys) -> None:
     with pytest.raises(SystemExit) as end, cli._OneMessage():
         exhaust()
@@ -90,7 +94,10 @@ def test_shared_memory_without_room_is_one_message(capsys) -> None:
     assert said.endswith("enlarge /dev/shm (of a container: --shm-size), or set trainer.loader.num_workers: 0\n")
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.EMFILE])
+@pytest.mark.parametrize(
+    "number",
+    [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.EMFILE, errno.EFBIG, errno.EAGAIN],
+)
 @pytest.mark.parametrize("file", ["scores.csv", None])
 def test_what_the_system_refuses_is_one_message(capsys, number, file) -> None:
     with pytest.raises(SystemExit) as end, cli._OneMessage():
@@ -99,6 +106,13 @@ def test_what_the_system_refuses_is_one_message(capsys, number, file) -> None:
     said = capsys.readouterr().err
     assert said.startswith(os.strerror(number) + (f": {file}; " if file else "; "))
     assert len(said.splitlines()) == 1
+
+
+def test_a_limit_of_threads_is_one_message(capsys) -> None:
+    with pytest.raises(SystemExit) as end, cli._OneMessage():
+        raise RuntimeError("can't start new thread")  # as Python does
+    assert end.value.code == 1
+    assert capsys.readouterr().err.startswith("can't start new thread; raise the limit of processes (ulimit -u)")
 
 
 def test_a_full_disk_under_the_output_of_a_command_is_one_message() -> None:

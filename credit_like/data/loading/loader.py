@@ -20,7 +20,7 @@ from credit_like.data.loading.arena import Allocate, Arena, Handed, hand_over, p
 from credit_like.data.loading.windows import Windows
 from credit_like.data.store import ReadError
 from credit_like.data.times import from_seconds, to_text
-from credit_like.errors import UserError
+from credit_like.errors import RunError, UserError, known_message
 from credit_like.layout import accumulation
 from credit_like.processes import signals_held, work_for
 from credit_like.schema.checks import epoch_samples
@@ -171,7 +171,7 @@ class Loader:
             try:
                 yield next(source)
             except RuntimeError as error:
-                if "DataLoader worker" not in str(error):
+                if "DataLoader worker (pid" not in str(error):  # it raised an error, which may be any
                     raise
                 at = self.windows.store.time_seconds(self.windows.starts[np.maximum(indices, 0)])
                 times = ", ".join(map(to_text, from_seconds(at, self.windows.store.calendar)))
@@ -183,7 +183,7 @@ class Loader:
 class _Failure:
     """An error on its way from a worker to the main process, with its full message."""
 
-    def __init__(self, error: ReadError | UserError) -> None:
+    def __init__(self, error: RunError | UserError) -> None:
         self.error = error
 
     def unwrap(self) -> Sample:
@@ -216,6 +216,11 @@ class _Batches(Dataset[Any]):
             return hand_over(self.arena, partial(self._make, indices))
         except (ReadError, UserError) as error:
             return _Failure(error)
+        except (OSError, RuntimeError, MemoryError) as error:
+            message = known_message(error) if self.arena is not None else None
+            if message is None:
+                raise
+            return _Failure(RunError(message))  # torch would pass on its text and traceback alone
 
     def _make(self, indices: list[int], allocate: Allocate) -> Sample:
         if indices == [FILL]:

@@ -1,3 +1,4 @@
+import errno
 import gc
 import multiprocessing
 import os
@@ -10,6 +11,7 @@ import torch
 from credit_like.data.loading.loader import Loader, sample_order
 from credit_like.data.loading.windows import Windows
 from credit_like.data.store import ReadError
+from credit_like.errors import RunError
 
 FIELDS = ("prognostic", "forcing", "target", "index")
 
@@ -187,6 +189,24 @@ def test_a_killed_worker_is_named(windows):
     os.kill(many._loader._iterator._workers[0].pid, signal.SIGKILL)
     with pytest.raises(ReadError, match=r"a loader worker died near micro-batch \d of epoch 0 \(2001-"):
         list(batches)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (OSError(errno.EMFILE, os.strerror(errno.EMFILE)), RunError, "^Too many open files; raise the limit"),
+        (RuntimeError("shape"), RuntimeError, "^Caught RuntimeError in DataLoader worker"),
+    ],
+    ids=["limit", "fault"],
+)
+def test_an_error_of_a_worker_that_lives_keeps_its_kind(windows, monkeypatch, error, kind, message):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(Windows, "batch", fail)
+    with pytest.raises(kind, match=message) as raised:
+        list(loader(windows, num_workers=1).batches(0))
+    assert raised.type is kind
 
 
 def test_rows_of_a_domain_rank(stored):
