@@ -95,8 +95,9 @@ class Package:
         for folder in self.folders:
             files = set(folder.rglob("*.py"))
             for kind in FOLDERS.values():
-                files.update(file for file in (folder / kind).rglob("*") if file.is_file())
-            inside = {file.relative_to(folder).as_posix(): file for file in files}
+                files.update((folder / kind).rglob("*"))
+            # Broken links and pipes have no contents.
+            inside = {file.relative_to(folder).as_posix(): file for file in files if file.is_file()}
             for name, file in sorted(inside.items()):
                 if name.partition("/")[0] not in without and not any(
                     part[0] == "." or part == "__pycache__" for part in name.split("/")
@@ -246,7 +247,7 @@ def _imported(kind: str, name: str, package: Package) -> ModuleType:
     where = package.parts(kind)[name]
     try:
         found = importlib.import_module(where)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         message = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())
         raise BrokenPluginError(
             f"expected a {kind} that can be imported, got {_line(error, package.folders)}: {type(error).__name__}: "
@@ -273,7 +274,7 @@ def _type_of(config: Any) -> object:
     return None if field is None else field.default
 
 
-def _line(error: Exception, folders: Sequence[Path]) -> str:
+def _line(error: BaseException, folders: Sequence[Path]) -> str:
     """Return `file:line` of the innermost frame of an import error that lies in the folders."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
@@ -284,8 +285,9 @@ def _line(error: Exception, folders: Sequence[Path]) -> str:
 
 def _version(folder: Path) -> str | None:
     """Return the `__version__` of a package without executing it; None if it has none."""
+    initial = folder / "__init__.py"
     try:
-        body = ast.parse((folder / "__init__.py").read_text(encoding="utf-8")).body
+        body = ast.parse(initial.read_text(encoding="utf-8") if initial.is_file() else "").body
     except (OSError, SyntaxError, ValueError):
         return None
     constants = [s for s in body if isinstance(s, ast.Assign) and isinstance(s.value, ast.Constant)]

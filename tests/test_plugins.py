@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import pickle
 import shutil
 import subprocess
@@ -190,6 +191,7 @@ def test_a_misspelt_metric_is_answered_with_the_name_of_a_plugin():
         ("x = (\n", r"mine.py:1: SyntaxError"),
         ("import os\nimport a_module_that_is_not_there\n", r"mine.py:2: ModuleNotFoundError: No module named 'a_mod"),
         ("\n\nx = undefined\n", r"mine.py:3: NameError"),
+        ("import sys\nsys.exit(0)\n", r"mine.py:2: SystemExit: 0"),
         ("def pointwise(config, error): ...\n", r"mine.py:1, got no Config"),
         ("class Config: ...\n", r"mine.py:1, got no pointwise"),
         (
@@ -231,6 +233,16 @@ def test_nothing_but_the_named_parts_is_run(tmp_path):
         {**data, "loss": {"type": "mine"}, "plugins": [*data["plugins"], str(folder)]}
     )
     assert experiment.loss.type == "mine"
+
+
+def test_what_is_no_file_in_a_folder_of_plugins_has_no_contents(tmp_path):
+    folder = write(tmp_path / "a")
+    [before] = registry.record([str(folder)])
+    (folder / "losses" / "gone.py").symlink_to("nowhere")
+    (folder / "losses" / "folder.py").mkdir()
+    os.mkfifo(folder / "losses" / "pipe.py")
+    os.mkfifo(folder / "__init__.py")
+    assert registry.record([str(folder)]) == [before]
 
 
 def test_names_that_are_taken_are_refused(tmp_path):
