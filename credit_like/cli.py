@@ -99,15 +99,26 @@ class _OneMessage:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None or isinstance(error, (SystemExit, KeyboardInterrupt)):
+        if error is None or isinstance(error, KeyboardInterrupt):
             return
-        message = None if os.environ.get("CREDIT_LIKE_TRACEBACK") else known_message(error)
+        exits = isinstance(error, SystemExit)
+        if exits and (trace is None or _is_of_command(trace)):
+            return
+        message = None if os.environ.get("CREDIT_LIKE_TRACEBACK") and not exits else known_message(error)
         status = 2 if isinstance(error, UserError) else 1
         if self._on_ranks and _of_several():
             _end_rank(error, message, status)
         elif message is not None:
             typer.echo(message, err=True)
             sys.exit(status)
+
+
+def _is_of_command(trace: TracebackType) -> bool:
+    """Return whether an exit is that of a command or of typer, and not of a plug-in, which would pass for success."""
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    caller = trace.tb_frame.f_globals
+    return caller is globals() or caller["__name__"].partition(".")[0] in ("typer", "click")
 
 
 def _of_several() -> bool:

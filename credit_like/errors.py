@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import re
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -65,11 +66,17 @@ class RunError(RuntimeError):
 def known_message(error: BaseException) -> str | None:
     """Return the one message of an error whose cause lies outside the program; None for a bug, which keeps its traceback.
 
-    These are UserError and RunError, exhausted memory, disks and limits of the system, and ranks that do not answer each
-    other in time.
+    These are UserError and RunError, an exit in a plug-in, exhausted memory, disks and limits of the system, and ranks that do
+    not answer each other in time.
     """
     if isinstance(error, (UserError, RunError)):
         return str(error)
+    if isinstance(error, SystemExit):
+        # No part of the program exits: this is code of a plug-in or a library.
+        place = "".join(f" at {at.filename}:{at.lineno}" for at in traceback.extract_tb(error.__traceback__)[-1:])
+        return (
+            f"expected code that returns or raises an error, got an exit with status {error.code!r}{place}; change it"
+        )
     text = " ".join(str(error).split())
     if is_out_of_memory(error):
         return (

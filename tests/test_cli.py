@@ -236,6 +236,14 @@ open({str(tmp_path / "well")!r}, "x")
     assert (tmp_path / "data").read_bytes() == b""
 
 
+def test_an_exit_in_a_part_of_an_experiment_is_no_success(monkeypatch, small, capsys):
+    monkeypatch.setattr("credit_like.check.describe", lambda *_: sys.exit(0))
+    assert call("check", small / "small.yml") == 1
+    said = capsys.readouterr().err
+    assert said.startswith("expected code that returns or raises an error, got an exit with status 0 at ")
+    assert __file__ in said
+
+
 def test_a_mistake_of_the_program_keeps_its_traceback(monkeypatch, small):
     def broken(*_):
         return int("not a number of ours")

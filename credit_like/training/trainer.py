@@ -276,7 +276,7 @@ def record_failed_start(folder: Path, runtime: Runtime, error: BaseException) ->
     The step is that of the newest checkpoint. Nothing is written where the user has to correct a run that has no folder
     yet, or one that has checkpoints and does not count as running.
     """
-    if isinstance(error, (KeyboardInterrupt, SystemExit)) or (isinstance(error, UserError) and not folder.is_dir()):
+    if isinstance(error, KeyboardInterrupt) or (isinstance(error, UserError) and not folder.is_dir()):
         return
     cause = runtime.first_cause(error)
     if cause.rank != runtime.rank or (isinstance(error, UserError) and _keeps_status(folder)):
