@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -81,6 +82,15 @@ def test_a_disk_without_room_for_a_netcdf_file_is_one_message_with_its_path(smal
         RunError, match=f"{small_disk / 'statistics.nc'} cannot be written .*; free some space on its disk"
     ):
         netcdf_files.save(dataset, small_disk / "statistics.nc")
+
+
+def test_a_netcdf_file_that_a_full_disk_does_not_take_is_no_lack_of_permission(small_disk) -> None:
+    with contextlib.suppress(OSError), (small_disk / "filler").open("wb", buffering=0) as file:
+        while True:
+            file.write(b"x" * 2**20)
+    with pytest.raises(OSError, match=r"No space left on device: .*statistics\.nc"):
+        netcdf_files.save(xr.Dataset({"a": 1.0}), small_disk / "statistics.nc")
+    assert {path.name for path in small_disk.iterdir()} <= {"filler", "statistics.nc"}
 
 
 def wait_in_steps(trainer) -> None:

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import random
 import re
+import resource
 import shutil
 import signal
 import time
@@ -23,7 +24,7 @@ from world import make_context, make_experiment
 
 from credit_like import lock as lock_module
 from credit_like.data import times as calendar
-from credit_like.errors import UserError
+from credit_like.errors import UserError, known_message
 from credit_like.inference import forecast as forecasts
 from credit_like.inference.forecast import write_forecasts
 from credit_like.inference.paths import forecast_path
@@ -425,6 +426,21 @@ def test_a_failed_write_fails_the_run(data, tmp_path, kind, monkeypatch):
         assert not forecast_path(experiment).exists() or not list(forecast_path(experiment).glob("*.nc"))
         assert not list((tmp_path / "forecasts").glob("done/*"))
     assert write_forecasts(make_context(experiment), "step-7").finished
+
+
+def test_a_netcdf_file_that_the_system_does_not_let_grow_is_one_message(data, tmp_path):
+    experiment = make_experiment(data, tmp_path, output={"type": "netcdf"})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**13, before[1]))
+    try:
+        with pytest.raises(RuntimeError) as raised:
+            write_forecasts(make_context(experiment), "step-7")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    said = known_message(raised.value)
+    assert said is not None
+    assert said.startswith(str(forecast_path(experiment)))
+    assert "free some space on its disk, raise the limit of the size of files (ulimit -f)" in said
 
 
 def test_the_folder_of_another_experiment_is_refused(data, tmp_path):

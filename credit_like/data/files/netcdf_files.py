@@ -163,11 +163,28 @@ def _opened(path: str, mode: Literal["r", "w"]) -> netCDF4.Dataset:
         except OSError:
             locked = _is_locked(path, mode)
             if was_free and not locked:
+                if mode == "w":
+                    _write_a_byte_beside(path)
                 raise
             was_free = not locked  # a lock may have been released since: try once more
         if locked:
             time.sleep(pause)
     return netCDF4.Dataset(path, mode)
+
+
+def _write_a_byte_beside(path: str) -> None:
+    """Raise the OSError of the disk, with this path, if it takes no byte; the library calls a full disk a lack of permission."""
+    draft = f"{path}.{os.getpid()}.part"
+    try:
+        with open(draft, "xb", buffering=0) as file:
+            file.write(b"\0")
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from error
+    finally:
+        with suppress(OSError):
+            os.unlink(draft)
 
 
 def _is_locked(path: str, mode: Literal["r", "w"]) -> bool:
@@ -277,13 +294,20 @@ def save(dataset: xr.Dataset, path: str | Path, encoding: Mapping[str, Any] | No
     Raises OSError, or RunError with the library's message, if it cannot be written.
     """
     values = dataset.compute()  # lazy variables take the lock themselves
+    with written(path), closing(File(path, "w")) as file, file.opened() as opened:
+        store = NetCDF4DataStore(opened, mode="w", lock=False)
+        values.dump_to_store(store, encoding=dict(encoding or {}))
+
+
+@contextmanager
+def written(path: str | Path) -> Iterator[None]:
+    """Raise RunError that names the file for what the library raises where a disk or a limit of the system ends a write."""
     try:
-        with closing(File(path, "w")) as file, file.opened() as opened:
-            store = NetCDF4DataStore(opened, mode="w", lock=False)
-            values.dump_to_store(store, encoding=dict(encoding or {}))
+        yield
     except RuntimeError as error:  # "NetCDF: HDF error" of a full disk
         raise RunError(
-            f"{path} cannot be written ({error}); free some space on its disk, or write to another one"
+            f"{path} cannot be written ({error}); free some space on its disk, raise the limit of the size of files (ulimit -f), "
+            "or write to another disk"
         ) from error
 
 

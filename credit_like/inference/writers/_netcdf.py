@@ -9,7 +9,7 @@ import netCDF4
 import numpy as np
 from xarray.conventions import cf_encoder
 
-from credit_like.data.files.netcdf_files import File
+from credit_like.data.files.netcdf_files import File, written
 from credit_like.inference.layout import ForecastLayout
 from credit_like.inference.writers._base import Fields, FilePerInit, ForecastKey
 
@@ -26,11 +26,16 @@ class NetcdfWriter(FilePerInit):
 
     def _store(self, name: str, places: Sequence[ForecastKey], leads: slice, values: Fields) -> None:
         for (init, member), part in zip(places, values, strict=True):
-            if init not in self._files:
-                self._create(init)
             where = (0, member) if self.layout.members > 1 else (0,)
-            with self._files[init].opened() as file:
-                file[name][(*where, leads)] = part
+            with written(self._partial(init)):
+                if init not in self._files:
+                    self._create(init)
+                with self._files[init].opened() as file:
+                    file[name][(*where, leads)] = part
+
+    def complete(self, init: int) -> None:
+        with written(self._partial(init)):
+            super().complete(init)
 
     def _create(self, init: int) -> None:
         layout = self.layout
