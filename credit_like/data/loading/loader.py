@@ -7,6 +7,7 @@ import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from credit_like.data.loading.arena import Allocate, Arena, Handed, hand_over, plain, size_of
 from credit_like.data.loading.windows import Windows
@@ -82,7 +84,7 @@ class Loader:
         # previous one.
         size = size_of(self.windows.shapes(self.micro_batch_size))
         arena = Arena(self._num_workers, self._ahead + 3, size)
-        return DataLoader(
+        return _Loader(
             _Batches(self.windows, arena),
             batch_size=None,
             sampler=self._sampler,
@@ -178,6 +180,21 @@ class Loader:
                 raise ReadError(
                     f"a loader worker died near micro-batch {number} of epoch {epoch} ({times}): {error}"
                 ) from error
+
+
+class _Loader(DataLoader[Any]):
+    """torch's loader, which ends quietly where not all workers could be started."""
+
+    def _get_iterator(self) -> _MultiProcessingDataLoaderIter:
+        self.check_worker_number_rationality()
+        return _Workers(self)
+
+
+class _Workers(_MultiProcessingDataLoaderIter):
+    def __del__(self) -> None:
+        # Without some of its attributes, where `__init__` failed, torch's method would print a traceback after the message.
+        with suppress(AttributeError):
+            super().__del__()
 
 
 class _Failure:

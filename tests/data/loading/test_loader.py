@@ -3,6 +3,7 @@ import gc
 import multiprocessing
 import os
 import signal
+import sys
 
 import numpy as np
 import pytest
@@ -207,6 +208,26 @@ def test_an_error_of_a_worker_that_lives_keeps_its_kind(windows, monkeypatch, er
     with pytest.raises(kind, match=message) as raised:
         list(loader(windows, num_workers=1).batches(0))
     assert raised.type is kind
+
+
+def test_workers_that_cannot_be_started_are_one_error(windows, monkeypatch):
+    """Whatever torch had made by then is dropped without a further message."""
+    start, started, unraised = multiprocessing.Process.start, [], []
+
+    def refuse(process):
+        if started:
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        started.append(process)
+        start(process)
+
+    monkeypatch.setattr(multiprocessing.Process, "start", refuse)
+    monkeypatch.setattr(sys, "unraisablehook", unraised.append)
+    with pytest.raises(OSError, match="Resource temporarily unavailable"):
+        list(loader(windows, num_workers=2).batches(0))
+    gc.collect()
+    started[0].terminate()
+    started[0].join()
+    assert unraised == []
 
 
 def test_rows_of_a_domain_rank(stored):
