@@ -16,7 +16,7 @@ from credit_like.errors import UserError
 from credit_like.evaluation.evaluate import evaluate, open_baselines
 from credit_like.evaluation.needs import open_truth
 from credit_like.evaluation.results import load_results, save_results
-from credit_like.evaluation.sources import ForecastFiles, open_forecast
+from credit_like.evaluation.sources import ForecastFiles, match, open_forecast
 from credit_like.figures import plot
 from credit_like.inference.paths import forecast_path
 from credit_like.variables import Variables
@@ -140,15 +140,14 @@ REFUSED = {
         lambda x: x.assign_coords(time=x["time"].convert_calendar("noleap", use_cftime=True)["time"]),
         r"forecasts in the truth's calendar standard, got noleap in .*other\.nc; change them",
     ),
-    "latitudes that are missing": (
-        lambda x: x.assign_coords(latitude=x["latitude"].where(np.arange(x.sizes["latitude"]) != 1)),
-        r"forecasts on the truth's \d+ latitudes from .*, got some that are NaN in .*other\.nc; regrid",
-    ),
-    "longitudes that are missing": (
-        lambda x: x.assign_coords(longitude=x["longitude"].where(np.arange(x.sizes["longitude"]) > 0)),
-        r"forecasts on the truth's \d+ longitudes from .*, got some that are NaN in .*other\.nc; regrid",
-    ),
 }
+
+
+def test_missing_coordinates_of_a_dataset_are_close_to_none():
+    wanted = np.array([30.0, 0.0, -30.0])
+    assert match(wanted[::-1] + 5e-4, wanted, "latitude", "x") == [2, 1, 0]
+    with pytest.raises(UserError, match="3 latitudes from 30 to -30, got some that are NaN in x"):
+        match(np.array([30.0, np.nan, -30.0]), wanted, "latitude", "x")
 
 
 @pytest.mark.parametrize("case", REFUSED)

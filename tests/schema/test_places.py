@@ -12,6 +12,9 @@ from credit_like.schema.experiment import Experiment
 from credit_like.schema.places import place_findings
 from tests.experiments import DEMO, SHORT
 
+FEW = ("inference.init=[2000-01-11T06, 2000-01-12, 6h]", "inference.lead=1d", "trainer.scheduler.warmup_steps=2")
+"""Forecasts and a warm-up that fit into the short data."""
+
 
 def found(save_loc, paths="/nowhere/x.nc", statistics=None, evaluation=None, **spec) -> str:
     experiment = Experiment.model_validate(
@@ -130,7 +133,7 @@ def test_what_a_training_cannot_write_is_found_before_it_begins(tmp_path, monkey
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     for file in (".lock", "log.jsonl"):
         (tmp_path / "run" / file).touch()
-    overrides, path = [*SHORT, f"save_loc={tmp_path / 'run'}"], tmp_path / "run" / name
+    overrides, path = [*SHORT, *FEW, f"save_loc={tmp_path / 'run'}"], tmp_path / "run" / name
     access = os.access  # root may write anywhere
     monkeypatch.setattr(os, "access", lambda at, how: str(at) != str(path) and access(at, how))
     checked_experiment(DEMO, overrides)
