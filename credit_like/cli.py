@@ -284,8 +284,11 @@ def preprocess(
     """
     from credit_like.parallel.environment import read_environment
 
-    if read_environment().rank:
-        return  # one of the launched processes is enough
+    if (place := read_environment()).rank:  # one of the launched processes is enough
+        typer.echo(
+            f"nothing is done by rank {place.rank} of {place.world}: rank 0 performs this command alone", err=True
+        )
+        return
     if band is not None and rechunk is None:
         raise UserError("expected --band together with --rechunk, got it alone, add --rechunk or leave it out")
     from credit_like.schema.load import load_experiment

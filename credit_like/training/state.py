@@ -71,7 +71,7 @@ class Progress:
         # They have a `best` too, the lowest of the losses.
         progress = cls(**{"trained": saved.get("seconds", 0.0), **{k: v for k, v in saved.items() if k != "best"}})
         counts = (progress.step, progress.epoch, progress.position, progress.skipped, progress.left or 0)
-        if not all(isinstance(count, int) and count >= 0 for count in counts):
+        if not all(isinstance(count, int) and 0 <= count < 2**62 for count in counts):
             raise ValueError(f"expected counts of steps and epochs, got {counts}")
         for seconds in (progress.seconds, progress.trained, progress.forecasts):
             float(seconds)
@@ -215,6 +215,8 @@ class TrainingState:
             )
         with reading_metadata(checkpoint.folder):
             self.progress = Progress.of(meta["progress"])
+            if self.progress.step != checkpoint.step:
+                raise ValueError(f"expected the progress of step {checkpoint.step}, got that of {self.progress.step}")
             self.origin = meta.get("origin")
             # The position counts samples: with another batch size it moves to the start of the batch that has the next
             # one.
