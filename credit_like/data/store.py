@@ -5,6 +5,7 @@ Shape suffixes: T times, C channels, H rows (the requested ones), W longitudes.
 
 from __future__ import annotations
 
+import copy
 import datetime as dt
 import hashlib
 import itertools
@@ -179,6 +180,20 @@ class FieldStore:
         self._datasets: dict[int, xr.Dataset] = dict(enumerate(datasets))
         self._pool: ThreadPoolExecutor | None = None
         self._pid = os.getpid()
+        self._order: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+
+    def in_order(self, grid: Grid, rows: Sequence[int], columns: Sequence[int]) -> FieldStore:
+        """Return this store with its rows and columns in another order, in which they are those of `grid`.
+
+        It reads whole fields, whatever part is asked for.
+        """
+        other = copy.copy(self)
+        other._datasets, other._pool = dict(self._datasets), None
+        order = np.asarray(rows, np.int64), np.asarray(columns, np.int64)
+        if self._order is not None:
+            order = self._order[0][order[0]], self._order[1][order[1]]
+        other.grid, other._order = grid, order
+        return other
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_datasets": {}, "_pool": None, "_pid": -1}
@@ -387,7 +402,16 @@ class FieldStore:
         place = self._places[variable.name]
         start = 0
         for run in _runs(self._source_positions(place, positions)):
-            self._load(variable, place, run, part, [out[start + t][channels] for t in range(len(run))])
+            targets = [out[start + t][channels] for t in range(len(run))]
+            if self._order is None:
+                self._load(variable, place, run, part, targets)
+            else:
+                rows, columns = (numbers[wanted] for numbers, wanted in zip(self._order, part, strict=True))
+                shape = (len(run), len(variable), self.grid.height, self.grid.width)
+                fields = np.empty(shape, np.float32)
+                self._load(variable, place, run, (slice(None), slice(None)), list(fields))
+                for target, field in zip(targets, fields, strict=True):
+                    target[...] = field[:, rows[:, None], columns]
             start += len(run)
 
     def _source_positions(self, place: _Place, positions: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -38,6 +38,7 @@ class DerivedStore(FieldStore):
             store._places,
             list(store._datasets.values()),
         )
+        self._order = store._order
         self.derivation, self.ground, self.direct = derivation, ground, dict(direct or {})
 
     def attrs(self, variable: Variable) -> dict[str, str]:

@@ -43,6 +43,7 @@ from credit_like.evaluation.sources import (
     PersistenceForecast,
     Scored,
     Truth,
+    in_order_of,
     open_forecast,
     unfinished,
 )
@@ -167,6 +168,7 @@ def evaluate(
     section = experiment.evaluation
     with registry.searching(experiment.plugins):
         metrics = possible_metrics({name: registry.module("metric", name) for name in section.metrics}, truth.grid)
+    truth = in_order_of(training.grid, truth)
     model = _files(forecasts, truth, "the forecasts")
     scored = _scored(variables, model)
     others, published = open_baselines(section.baselines, truth)

@@ -79,28 +79,26 @@ def open_truth(experiment: Experiment, store: FieldStore) -> FieldStore:
 
     Fields to derive are part of the result; where files of `evaluation.truth` hold all of them, they are read.
     Warns of variables that are sums over another time than in the experiment's data, which are not converted. Raises
-    UserError if a forecast variable is absent.
+    UserError if a forecast variable is absent, or the truth is on another grid.
     """
     derivation = scored_derivation(experiment, store.variables)
     if derivation is None:
         return _open_own(experiment, store)
     from credit_like.evaluation.derived import DerivedStore, published
+    from credit_like.evaluation.sources import in_order_of
 
     ground = derivation.ground(store)
     if experiment.evaluation.truth is not None:
         archived = {variable.name: published(variable) for variable in derivation.outputs}
         units_of = {archived[name].name: derivation.attrs(name, store).get("units", "") for name in archived}
         if (found := _open_archived(experiment, tuple(archived.values()), units_of)) is not None:
+            found = in_order_of(store.grid, found)
             return DerivedStore(found, derivation, ground, archived)
     return DerivedStore(_open_own(experiment, store, derivation), derivation, ground)
 
 
 def check_truth(truth: FieldStore, store: FieldStore) -> None:
-    """Raise UserError where the truth is on another grid or calendar than forecasts of the experiment, whose data are `store`."""
-    from credit_like.evaluation.sources import match
-
-    match(store.grid.latitude, truth.grid.latitude, "latitude", "those of this experiment")
-    match(store.grid.longitude % 360, truth.grid.longitude % 360, "longitude", "those of this experiment")
+    """Raise UserError where the truth has another calendar than forecasts of the experiment, whose data are `store`."""
     if store.calendar != truth.calendar:
         raise UserError(
             f"expected a truth in the calendar {store.calendar} of the data, got {truth.calendar}; change it"
@@ -160,7 +158,9 @@ def _open_own(experiment: Experiment, store: FieldStore, derivation: Derivation 
         raise UserError("\n".join(f"evaluation.truth: {message}" for _, message in error.problems)) from error
     for message in _other_sums(truth, store):
         _LOG.warning("evaluation.truth: %s", message)
-    return truth
+    from credit_like.evaluation.sources import in_order_of
+
+    return in_order_of(store.grid, truth)
 
 
 def _other_sums(truth: FieldStore, store: FieldStore) -> Iterator[str]:

@@ -25,6 +25,7 @@ from credit_like.data.sources._conventions import PERIOD, role_of
 from credit_like.data.store import FieldStore
 from credit_like.errors import UserError, reading
 from credit_like.evaluation.climatology import Climatology
+from credit_like.grid import Grid
 from credit_like.variables import Variable
 
 _LOG = logging.getLogger(__name__)
@@ -389,3 +390,17 @@ def match(there: NDArray[np.float64], wanted: NDArray[np.float64], axis: str, wh
             "regrid them first"
         )
     return order
+
+
+def in_order_of(grid: Grid, truth: FieldStore) -> FieldStore:
+    """Return the truth with the rows and columns of `grid`, which files may have in another order.
+
+    Climatologies, thresholds and the height of the ground come from the data of the experiment, and must meet the truth
+    point by point. Raises UserError for a truth on another grid.
+    """
+    what = "those of this experiment"
+    rows = match(truth.grid.latitude, grid.latitude, "latitude", what)
+    columns = match(truth.grid.longitude % 360, grid.longitude % 360, "longitude", what)
+    if rows == [*range(len(rows))] and columns == [*range(len(columns))]:
+        return truth
+    return truth.in_order(grid, rows, columns)

@@ -141,6 +141,32 @@ def test_an_archive_on_pressure_levels_is_the_truth_of_derived_fields(world, tmp
     )
 
 
+ORDERS = {
+    "south first": lambda x: x.isel(latitude=slice(None, None, -1)),
+    "from the date line": lambda x: x.assign_coords(longitude=(x["longitude"] + 180) % 360 - 180).sortby("longitude"),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_scores_do_not_depend_on_the_order_of_rows_and_columns_of_the_truth(world, tmp_path, order):
+    """Climatology, thresholds and the height of the ground come from the data, in their order."""
+    evaluation = {
+        "derive": everything(world), "metrics": ["rmse", "acc", "activity", "brier"], "thresholds": {"quantiles": [0.9]},
+    }  # fmt: skip
+    plain = make_experiment(world, tmp_path, inference=INFERENCE, evaluation=evaluation)
+    files = written(plain)
+    expected, own, _ = scores(plain, files)
+    with xr.open_dataset(world / "data.nc") as dataset:
+        ORDERS[order](dataset).to_netcdf(tmp_path / "truth.nc")
+    other = {**evaluation, "truth": {"type": "netcdf", "path": str(tmp_path / "truth.nc")}}
+    found, truth, _ = scores(make_experiment(world, tmp_path, inference=INFERENCE, evaluation=other), files)
+    for variable in truth.variables.outputs:
+        for rows, columns in ((slice(None), slice(None)), (slice(1, 4), slice(2, 5))):
+            parts = [store.read([variable], [3, 4], rows, columns=columns) for store in (truth, own)]
+            np.testing.assert_array_equal(*parts, err_msg=variable.name)
+    xr.testing.assert_allclose(found.drop_vars("provenance"), expected.drop_vars("provenance"), rtol=1e-12)
+
+
 def test_files_without_what_a_field_needs_are_refused(world, tmp_path):
     inference = {**INFERENCE, "output": {"type": "zarr", "variables": ["u"]}}
     files = written(make_experiment(world, tmp_path, inference=inference))
