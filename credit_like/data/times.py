@@ -35,6 +35,25 @@ def seconds(times: Times) -> NDArray[np.int64]:
     return np.asarray(np.rint(since), np.int64)
 
 
+def whole_seconds(times: Times) -> Times:
+    """Round dates, or differences of dates, to seconds.
+
+    An hour that is a part of a day in floating point may be some microseconds early.
+    """
+    kind = "datetime64" if times.dtype.kind == "M" else "timedelta64"
+    rounded = times.astype(f"{kind}[us]") + np.timedelta64(500, "ms")
+    return np.asarray(rounded.astype(f"{kind}[s]"))
+
+
+def for_xarray(times: Times) -> Times:
+    """Return times in nanoseconds, as xarray has them, or in seconds where these do not reach: they end in April 2262."""
+    if times.dtype.kind != "M":
+        return times
+    near = times.astype("datetime64[s]")
+    fine = near.astype("datetime64[ns]")
+    return fine if (fine.astype("datetime64[s]") == near).all() else near
+
+
 def from_seconds(values: NDArray[np.int64], calendar: str) -> Times:
     """Convert seconds to times; the inverse of `seconds`."""
     if calendar == "standard":

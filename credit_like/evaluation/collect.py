@@ -11,7 +11,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from credit_like.data.aliases import find
-from credit_like.data.times import Times
+from credit_like.data.times import Times, for_xarray
 from credit_like.derive.fields import PL
 from credit_like.evaluation.bootstrap import bounds, finished
 from credit_like.evaluation.metrics import extra
@@ -85,7 +85,7 @@ class Collected:
         result = xr.Dataset(coords=coords, attrs={"Conventions": "CF-1.11", "title": "forecast scores"})
         result.attrs["labels"] = json.dumps({n: m.LABEL for n, m in self.metrics.items() if hasattr(m, "LABEL")})
         result["initial_times"] = ((), len(self.inits), {"long_name": "number of initial times"})
-        started = self.inits.astype("datetime64[ns]") if self.inits.dtype.kind == "M" else self.inits
+        started = for_xarray(self.inits)
         result = result.assign_coords(init_time=("init_time", started, {"long_name": "initial time"}))
         every_event = list(dict.fromkeys(label for labels in self.events.values() for label in labels))
         statistics = list(dict.fromkeys(key[2:] for key in self._scalar))

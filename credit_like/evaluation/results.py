@@ -15,6 +15,7 @@ import xarray as xr
 from credit_like.data import units
 from credit_like.data.aliases import find, other_quantity
 from credit_like.data.files import netcdf_files
+from credit_like.data.times import for_xarray
 from credit_like.errors import UserError, reading
 from credit_like.evaluation.scorecard import IN_UNITS
 from credit_like.evaluation.sources import levels_in
@@ -73,7 +74,9 @@ def load_results(folder: Path) -> xr.Dataset:
     evaluations: dict[str, str] = {}
     for path in paths:
         with reading("scores", path, "run `credit-like evaluate` again"):
-            one = netcdf_files.load(path, decode_timedelta=True)
+            one = netcdf_files.load(path, decode_timedelta=True, decode_times=xr.coders.CFDatetimeCoder(time_unit="s"))
+            if "init_time" in one.coords:
+                one["init_time"] = one["init_time"].copy(data=for_xarray(one["init_time"].values))
         if absent := {"metric", "region", "lead_time", "initial_times"} - set(map(str, one.variables)):
             raise UserError(
                 f"expected scores with {sorted(absent)[0]}, got {path} without; run `credit-like evaluate` again"

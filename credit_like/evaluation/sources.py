@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import xarray as xr
@@ -135,9 +135,11 @@ class ForecastFiles:
                 raise UserError(
                     f"expected {axis} as {what} (attribute units: {units_attr}), got numbers in {provenance}; add the attribute"
                 )
-        self.init: NDArray[np.int64] = calendar.seconds(_plain(dataset["time"].values))
-        self.leads: NDArray[np.int64] = dataset["prediction_timedelta"].values.astype("timedelta64[s]").astype(np.int64)
-        self.calendar = calendar.calendar_of(_plain(dataset["time"].values))
+        init = dataset["time"].values
+        init = calendar.whole_seconds(init) if init.dtype.kind == "M" else init
+        self.init: NDArray[np.int64] = calendar.seconds(init)
+        self.leads: NDArray[np.int64] = calendar.whole_seconds(dataset["prediction_timedelta"].values).astype(np.int64)
+        self.calendar = calendar.calendar_of(init)
         self.members = dataset.sizes.get("number", 1)
         self._rows = match(dataset["latitude"].values, grid.latitude, "latitude", provenance)
         self._columns = match(dataset["longitude"].values % 360, grid.longitude % 360, "longitude", provenance)
@@ -373,10 +375,6 @@ def _with_level(dataset: xr.Dataset) -> xr.Dataset:
         if vertical:
             return dataset.rename({vertical[0]: "level"}) if len(vertical) == 1 else dataset
     return dataset
-
-
-def _plain(times: NDArray[Any]) -> NDArray[Any]:
-    return times.astype("datetime64[s]") if times.dtype.kind == "M" else times
 
 
 def match(there: NDArray[np.float64], wanted: NDArray[np.float64], axis: str, what: str) -> list[int]:

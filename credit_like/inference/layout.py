@@ -120,7 +120,7 @@ class ForecastLayout:
         reference, period = self.dims[0], self.dims[-1]
         seconds = np.array(self.leads, np.int64) * self.timestep
         coords: dict[str, Any] = {
-            reference: (reference, _datetimes(init), {"standard_name": "forecast_reference_time"}),
+            reference: (reference, calendar.for_xarray(init), {"standard_name": "forecast_reference_time"}),
             period: (
                 period,
                 seconds.astype("timedelta64[s]").astype("timedelta64[ns]"),
@@ -143,7 +143,7 @@ class ForecastLayout:
             times = calendar.from_seconds(valid.ravel(), calendar.calendar_of(init)).reshape(valid.shape)
             coords["time"] = (
                 (reference, period),
-                _datetimes(times),
+                calendar.for_xarray(times),
                 {"standard_name": "time", "long_name": "valid time"},
             )
         result = xr.Dataset(coords=coords, attrs=dict(self.attrs))
@@ -182,15 +182,6 @@ class ForecastLayout:
 
 _LATITUDE = {"standard_name": "latitude", "long_name": "latitude", "units": "degrees_north", "axis": "Y"}
 _LONGITUDE = {"standard_name": "longitude", "long_name": "longitude", "units": "degrees_east", "axis": "X"}
-
-
-def _datetimes(times: NDArray[Any]) -> NDArray[Any]:
-    """Return times in nanoseconds, as xarray has them, or in seconds where these do not reach: they end in April 2262."""
-    if times.dtype.kind != "M":
-        return times
-    near = times.astype("datetime64[s]")
-    fine = near.astype("datetime64[ns]")
-    return fine if (fine.astype("datetime64[s]") == near).all() else near
 
 
 def choose(

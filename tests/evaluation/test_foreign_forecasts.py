@@ -14,6 +14,7 @@ from credit_like.data.store import open_store
 from credit_like.data.units import conversion
 from credit_like.errors import UserError
 from credit_like.evaluation.evaluate import evaluate, open_baselines
+from credit_like.evaluation.frames import by_init_frame
 from credit_like.evaluation.needs import open_truth
 from credit_like.evaluation.results import load_results, save_results
 from credit_like.evaluation.sources import ForecastFiles, match, open_forecast
@@ -77,6 +78,11 @@ FORMS = {
     "levels of one at the surface": lambda x: x.assign(sp=x["sp"].expand_dims(level_sp=[0.0], axis=2)),
     "units that nobody knows": lambda x: x.assign(rain=x["rain"].assign_attrs(units="mm of rain")),
     "no units": lambda x: x.assign({name: x[name].assign_attrs(units="") for name in x}),
+    # Hours in floating point, as parts of days: some microseconds early; leads in single precision more.
+    "a little early": lambda x: x.assign_coords(
+        time=x["time"] - np.timedelta64(20, "us"),
+        prediction_timedelta=x["prediction_timedelta"] - np.timedelta64(100, "ms"),
+    ),
 }  # fmt: skip
 
 
@@ -309,3 +315,31 @@ def test_forecasts_in_grib_are_refused_with_the_way_to_scores(world, tmp_path):
             UserError, match=r"zarr or netCDF, got GRIB in .*forecast.*set `inference.output: \{type: zarr"
         ):
             command()
+
+
+@pytest.mark.parametrize("year", [1600, 2300])
+def test_initial_times_before_and_after_those_of_nanoseconds_are_those_of_the_scores(tmp_path, year):
+    """As nanoseconds in 64 bits, 2300 would be 1715."""
+    with xr.open_dataset(make_data(tmp_path / "near.nc")) as dataset:
+        times = np.datetime64(f"{year}-02-27", "s") + 6 * 3600 * np.arange(dataset.sizes["time"]).astype(
+            "timedelta64[s]"
+        )
+        dataset.load().assign_coords(time=times).drop_encoding().to_netcdf(tmp_path / "far.nc")
+    experiment = make_experiment(tmp_path / "far.nc", tmp_path / "run")
+    tree = experiment.to_dict()
+    ends = (times[0], times[12]), (times[13], times[16]), (times[17], times[-1])
+    tree["data"] |= {split: [list(map(str, end))] for split, end in zip(("train", "valid", "test"), ends, strict=True)}
+    tree["inference"]["init"] = [str(times[20])]
+    experiment = type(experiment).model_validate(tree)
+    variables = Variables(experiment.data)
+    store = open_store(experiment.data, variables)
+    forecasts = forecasts_of_truth(store, variables, [20, 22], LEADS, lambda truth: 1.01 * truth)
+    forecasts["time"] = times[[20, 22]]
+    results = evaluate(experiment, forecasts, store, store, variables)
+    assert list(results["init_time"].values.astype("datetime64[s]")) == list(times[[20, 22]])
+    save_results(results, tmp_path / "scores")
+    loaded = load_results(tmp_path / "scores")
+    assert list(loaded["init_time"].values.astype("datetime64[s]")) == list(times[[20, 22]])
+    np.testing.assert_array_equal(*(found["sp"].sel(source="model").values for found in (loaded, results)))
+    frame = by_init_frame(loaded, "model", "rmse", "global")
+    assert list(np.unique(frame["init_time"].to_numpy().astype("datetime64[s]"))) == list(times[[20, 22]])

@@ -43,7 +43,7 @@ from credit_like.data.sources._conventions import (
     valid_times,
 )
 from credit_like.data.sources._index import About, Kind, indexed
-from credit_like.data.times import Times, from_seconds, to_text
+from credit_like.data.times import Times, from_seconds, to_text, whole_seconds
 from credit_like.errors import UserError, reason
 from credit_like.grid import Grid
 from credit_like.schema.base import Latitude, Longitude, Section, UserPath, check_box
@@ -787,7 +787,7 @@ def _decode_time(variable: xr.Variable, units: str | None, calendar: str | None,
         attrs["calendar"] = calendar
     values = variable.values
     if values.dtype.kind == "M":
-        return _whole_seconds(values)
+        return whole_seconds(values)
     scale, offset = (np.asarray(attrs.pop(key, n), float).item() for key, n in (("scale_factor", 1), ("add_offset", 0)))
     if (scale, offset) != (1.0, 0.0):
         values = values.astype(np.float64) * scale + offset
@@ -807,17 +807,11 @@ def _decode_time(variable: xr.Variable, units: str | None, calendar: str | None,
             f"expected times that decode in {path}, got {attrs['units']!r}: {error}; set data.source.time_units"
         ) from error
     if decoded.dtype.kind == "M":
-        return _whole_seconds(decoded)
+        return whole_seconds(decoded)
     first = decoded.ravel()[0]
     if isinstance(first, cftime.datetime) and first.calendar in ("standard", "gregorian", "proleptic_gregorian"):
-        return _whole_seconds(np.array([np.datetime64(time.isoformat(), "us") for time in decoded]))
+        return whole_seconds(np.array([np.datetime64(time.isoformat(), "us") for time in decoded]))
     return np.asarray(decoded, dtype=object)
-
-
-def _whole_seconds(times: Times) -> Times:
-    """Round to seconds: an hour that is a part of a day in floating point may be some microseconds early."""
-    rounded = times.astype("datetime64[us]") + np.timedelta64(500, "ms")
-    return np.asarray(rounded.astype("datetime64[s]"))
 
 
 def _with_numbers(dataset: xr.Dataset, path: str) -> xr.Dataset:
