@@ -40,6 +40,14 @@ class Grid:
             )
         if np.any(_turn(np.diff(self.longitude)) == 0):
             raise UserError("expected each longitude once, got neighbours that are equal")
+        first, last = self.longitude[0], self.longitude[-1]
+        if (
+            self.width > 2 and abs(abs(last - first) - 360) < 1e-6
+        ):  # the circle would have a column twice, and not close
+            raise UserError(
+                f"expected each longitude once, got {first:g} and {last:g}, which are the same; write the files without the last "
+                "column, with xarray `dataset.isel(longitude=slice(-1))`"
+            )
 
     @property
     def height(self) -> int:
@@ -56,10 +64,9 @@ class Grid:
         """Whether the longitudes cover the full circle at even spacing."""
         if self.width < 2:
             return False
-        spacing = _turn(np.diff(self.longitude))
-        return bool(
-            np.allclose(spacing, spacing[0], rtol=1e-3) and np.isclose(abs(spacing[0]) * self.width, 360.0, rtol=1e-3)
-        )
+        spacing = _turn(np.diff(self.longitude, append=self.longitude[:1]))
+        # The last one closes the circle; rounding may have added up in it.
+        return bool(np.allclose(spacing[:-1], spacing[0], rtol=1e-3) and np.isclose(spacing[-1], spacing[0], rtol=0.25))
 
     @property
     def is_global(self) -> bool:

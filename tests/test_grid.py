@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from credit_like.errors import UserError
 from credit_like.grid import Grid
 
 
@@ -100,3 +101,17 @@ def test_a_single_row_or_column_is_a_region(height, width):
 def test_what_is_no_grid_is_refused(latitude, longitude, message):
     with pytest.raises(ValueError, match=message):
         Grid(np.array(latitude, float), np.array(longitude, float))
+
+
+def test_a_circle_with_a_column_twice_is_no_grid():
+    with pytest.raises(UserError, match="expected each longitude once, got 0 and 360, which are the same"):
+        Grid(np.linspace(90, -90, 5), np.linspace(0, 360, 9))
+
+
+@pytest.mark.parametrize("width", [4, 64, 1440])
+def test_a_circle_that_lacks_a_column_is_not_closed(width):
+    longitude = np.arange(width) * 360 / width
+    assert Grid(np.linspace(90, -90, 5), longitude.astype(np.float32)).is_periodic
+    assert Grid(np.linspace(90, -90, 5), np.roll(longitude, 1) % 360 - 180).is_periodic
+    for lacking in (longitude[:-1], longitude[1:], np.delete(longitude, width // 2)):
+        assert not Grid(np.linspace(90, -90, 5), lacking).is_periodic

@@ -1011,7 +1011,7 @@ def _common_grid(
     for i in used:
         try:
             grid = Grid(*(datasets[i][name].values.astype(np.float64) for name in ("latitude", "longitude")))
-            _refuse_cyclic_column(grid.longitude)
+            _refuse_uneven_columns(grid.longitude)
             grids[i] = grid
         except UserError as error:
             problems.append((sources[i].place, f"{sources[i].where}: {error}"))
@@ -1028,12 +1028,13 @@ def _common_grid(
     return first
 
 
-def _refuse_cyclic_column(longitude: NDArray[np.float64]) -> None:
-    """Raise UserError where the last column is the first one again: the grid would not close, and its rows would have ends."""
-    if len(longitude) > 2 and abs(abs(longitude[-1] - longitude[0]) - 360) < 1e-6:
+def _refuse_uneven_columns(longitude: NDArray[np.float64]) -> None:
+    """Raise UserError for longitudes that are not evenly spaced: means over an area weight the rows of a grid alone."""
+    steps = (np.diff(longitude) + 180) % 360 - 180
+    if len(steps) > 1 and not np.allclose(steps, np.median(steps), rtol=0.02):
         raise UserError(
-            f"expected each longitude once, got {longitude[0]:g} and {longitude[-1]:g}, which are the same; write the files "
-            "without the last column, with xarray `dataset.isel(longitude=slice(-1))`"
+            f"expected longitudes at even spacing, got steps from {steps.min():g} to {steps.max():g} degrees; regrid the files, "
+            "for example with `regrid` of the source"
         )
 
 

@@ -176,6 +176,14 @@ def test_two_files_that_call_their_variable_the_same(tmp_path, dataset, data_sec
     np.testing.assert_array_equal(got[:, 1], ds["sp"].values[[1, 7]] * 2)
 
 
+def test_longitudes_at_uneven_spacing_are_refused(tmp_path, dataset, data_section):
+    """Means over an area weight rows, not columns, and the layers of a model take columns for equally far apart."""
+    dataset().isel(longitude=[0, 1, 2, 3, 5, 7]).to_zarr(tmp_path / "a.zarr", consolidated=False)
+    data = data_section(str(tmp_path / "a.zarr"))
+    with pytest.raises(StoreError, match=r"longitudes at even spacing, got steps from 30 to 60 degrees; regrid"):
+        open_store(data, Variables(data))
+
+
 def test_sources_whose_columns_begin_at_other_meridians_are_turned(tmp_path, dataset, data_section):
     ds = dataset()
     ds.drop_vars("sst").to_zarr(tmp_path / "a.zarr", consolidated=False)

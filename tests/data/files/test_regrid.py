@@ -201,6 +201,14 @@ def test_stored_weights_are_not_compared_with_numbers_of_rows_and_columns(tmp_pa
     assert got["sp"].shape == (3, 7, 12)
 
 
+def test_a_source_with_a_column_twice_is_refused(tmp_path, dataset):
+    """Its weight would count twice."""
+    ds = dataset(steps=2)
+    ds.pad(longitude=(0, 1), mode="wrap").assign_coords(longitude=np.arange(13) * 30.0).to_netcdf(tmp_path / "a.nc")
+    with pytest.raises(ValueError, match="expected each longitude once, got 0 and 360, which are the same"):
+        netcdf.open_dataset(netcdf.Config(path=str(tmp_path / "a.nc"), regrid={"degrees": 30}))
+
+
 def test_missing_coordinates_are_not_those_of_stored_weights(tmp_path, dataset):
     """NaN is neither close to a value nor far from it, and must not count as close."""
     source, target = globe(18, 36, poles=False), regular(30)
