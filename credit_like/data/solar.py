@@ -27,8 +27,10 @@ Real = NDArray[np.float64]
 def orbit(times: Times) -> tuple[Real, Real, Real]:
     """Return declination (rad), equation of time (rad of hour angle) and (mean distance / distance)², each (T,).
 
-    Fourier series of Spencer (1971), Search 2 (5), 172: declination to 0.0006 rad, distance factor to 1e-4, equation of
-    time to 35 s. In other calendars the year is stretched to the calendar's length.
+    Fourier series of Spencer (1971), Search 2 (5), 172, over the fraction of the calendar's year. Leap days shift this
+    against the orbit: from 1979 to 2023 the declination is within 0.006 rad, the distance factor within 1.1e-3 and the
+    equation of time within 42 s of those of the Astronomical Almanac. In other calendars the year is stretched to the
+    calendar's length.
     """
     day_angle = 2 * np.pi * year_fraction(times)
     cos, sin = (lambda k: np.cos(k * day_angle)), (lambda k: np.sin(k * day_angle))

@@ -20,6 +20,22 @@ def over_a_day(day, step_hours):
     return solar.insolation(times, "standard", step_hours * 3600, LATITUDE, LONGITUDE).astype(np.float64)
 
 
+def test_the_orbit_is_as_close_to_the_almanac_as_stated():
+    """The low-precision formulas of the Astronomical Almanac: the Sun to 0.01°, the equation of time to 3.5 s."""
+    times = np.arange("1979-01-01", "2024-01-01", 6, dtype="datetime64[h]").astype("datetime64[s]")
+    days = (times - np.datetime64("2000-01-01T12:00:00")) / np.timedelta64(1, "D")
+    longitude, anomaly = np.deg2rad(280.460 + 0.9856474 * days), np.deg2rad(357.528 + 0.9856003 * days)
+    ecliptic = longitude + np.deg2rad(1.915 * np.sin(anomaly) + 0.020 * np.sin(2 * anomaly))
+    tilt = np.deg2rad(23.439 - 4e-7 * days)
+    ascension = np.arctan2(np.cos(tilt) * np.sin(ecliptic), np.cos(ecliptic))
+    distance = 1.00014 - 0.01671 * np.cos(anomaly) - 0.00014 * np.cos(2 * anomaly)
+    equation = (longitude - ascension + np.pi) % (2 * np.pi) - np.pi
+    found = solar.orbit(times)
+    assert np.abs(found[0] - np.arcsin(np.sin(tilt) * np.sin(ecliptic))).max() < 0.006
+    assert np.abs(found[1] - equation).max() * 86400 / (2 * np.pi) < 42
+    assert np.abs(found[2] * distance**2 - 1).max() < 1.1e-3
+
+
 @pytest.mark.parametrize("day", ["2001-01-04", "2001-03-20", "2001-06-21", "2001-11-09"])
 def test_the_day_adds_up_to_the_closed_form(day):
     """Daily insolation = S (d/r)² / π · (h₀ sin φ sin δ + cos φ cos δ sin h₀) · 86400 s, orbit of noon.
