@@ -141,7 +141,7 @@ def checked_experiment(
         findings, store = _inspect(
             experiment, world_size, scoring, forecasting, whole=not problems, mode=mode, fresh=fresh
         )
-        findings = [*(visible(_trained_findings, experiment) if training else ()), *findings]
+        findings = [*(visible(_trained_findings, experiment, fresh) if training else ()), *findings]
         if launching and store is not None and not findings and not problems:
             findings += _fit_findings(store, world_size or world_of(experiment, mode))
         if continuing and store is not None and not findings and not problems:
@@ -235,10 +235,10 @@ def _variable_findings(experiment: Experiment, variables: Variables) -> Iterator
     yield from _refusal(("inference", "output"), choose, variables.outputs, output.variables, output.levels)
 
 
-def _trained_findings(experiment: Experiment) -> Iterator[Finding]:
+def _trained_findings(experiment: Experiment, fresh: bool) -> Iterator[Finding]:
     """Yield problems for a model that has nothing to train, and for files of the run that a training cannot write."""
     if folder_problem(experiment.save_loc) is None:  # which has been reported
-        yield from write_findings(experiment)
+        yield from write_findings(experiment, fresh)
     if not getattr(experiment.model, "trains", True):
         name = experiment.model.type
         yield ("model", "type"), f"expected a model to train, got {name}, which has no weights; change it"

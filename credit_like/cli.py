@@ -25,7 +25,6 @@ from credit_like.errors import UserError, known_message, reason
 from credit_like.processes import end_with, open_standard_streams
 
 if TYPE_CHECKING:
-    from credit_like.data.statistics import Statistics
     from credit_like.launch.plan import Plan
     from credit_like.schema.experiment import Experiment
     from credit_like.schema.launch import Mode
@@ -48,7 +47,7 @@ Set = Annotated[
 ]
 
 _INTERRUPTED = 130
-_ON_RANKS = ("train", "rollout", "evaluate")
+_ON_RANKS = ("train", "rollout", "evaluate", "bench")
 """The commands that several launched processes perform together; others are of one process, whatever launchers left behind."""
 
 
@@ -104,12 +103,15 @@ class _OneMessage:
         exits = isinstance(error, SystemExit)
         if exits and (trace is None or _is_of_command(trace)):
             return
-        message = None if os.environ.get("CREDIT_LIKE_TRACEBACK") and not exits else known_message(error)
+        message = None if os.environ.get("CREDIT_LIKE_TRACEBACK") else known_message(error)
         status = 2 if isinstance(error, UserError) else 1
         if self._on_ranks and _of_several():
             _end_rank(error, message, status)
         elif message is not None:
             typer.echo(message, err=True)
+            sys.exit(status)
+        elif exits:
+            traceback.print_exception(error)
             sys.exit(status)
 
 
@@ -118,7 +120,7 @@ def _is_of_command(trace: TracebackType) -> bool:
     while trace.tb_next is not None:
         trace = trace.tb_next
     caller = trace.tb_frame.f_globals
-    return caller is globals() or caller["__name__"].partition(".")[0] in ("typer", "click")
+    return caller is globals() or caller.get("__name__", "").partition(".")[0] in ("typer", "click")
 
 
 def _of_several() -> bool:
@@ -191,7 +193,9 @@ def demo(
     It needs no download.
     """
     from credit_like import demo as demonstration
+    from credit_like.parallel.environment import forget_launcher
 
+    forget_launcher()
     sys.exit(demonstration.run(save_loc or Path("runs/demo-ensemble" if ensemble else "runs/demo"), ensemble))
 
 
@@ -297,13 +301,6 @@ def preprocess(
     # The checks must not require what this command makes.
     _experiment(file, [*(set_ or ()), "data.statistics=null"], mode="preprocess")
     from credit_like.data.tools.prepare import prepare
-    from credit_like.schema.places import has_checkpoints
-
-    def accept(statistics: Statistics) -> None:
-        if has_checkpoints(experiment.save_loc):  # torch, which takes long to import, is not needed otherwise
-            from credit_like.checkpoint.continuation import refuse_replacing
-
-            refuse_replacing(experiment, statistics)
 
     _log_lines()
     prepare(
@@ -313,7 +310,6 @@ def preprocess(
         climatology=climatology,
         rechunk_to=rechunk,
         band=band,
-        accept=accept,
     )
 
 

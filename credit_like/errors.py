@@ -6,7 +6,9 @@ Every other exception is a bug and keeps its traceback.
 from __future__ import annotations
 
 import errno
+import os
 import re
+import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +24,6 @@ _SURROUNDINGS = {
         (("EROFS", "EIO", "ESTALE"), "write to another disk, or ask the administrator of this one"),
         (("EMFILE", "ENFILE"), "raise the limit of open files (ulimit -n)"),
         (("EFBIG",), "raise the limit of the size of files (ulimit -f), or write to another disk"),
-        (("EAGAIN",), "raise the limit of processes (ulimit -u), or use fewer workers"),
         (("ENAMETOOLONG", "ELOOP"), "name another path"),
         (("EACCES", "EPERM"), "change its permissions, ask its owner, or name another path"),
         (("EISDIR", "ENOTDIR"), "remove what is there, or name another path"),
@@ -31,9 +32,12 @@ _SURROUNDINGS = {
     if (number := getattr(errno, name, None)) is not None
 }
 """Errors of the system that are no fault of the program's, and what to do about them."""
+_LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+"""Folders of Python's own modules and of packages that are installed."""
 _OUT_OF_MEMORY = re.compile("can't allocate memory|[Oo]ut of memory")
 """torch's messages for exhausted memory of the host or the GPU."""
 _NO_THREAD = "can't start new thread"
+_PROCESSES = "raise the limit of processes (ulimit -u), or use fewer workers"
 _SHARED_MEMORY = re.compile(r"</torch_[0-9]+_|torch_shm_manager|raise your shared memory limit")
 """What is in messages of torch and of its loader about files in /dev/shm."""
 _NO_ANSWER = re.compile(
@@ -73,7 +77,9 @@ def known_message(error: BaseException) -> str | None:
         return str(error)
     if isinstance(error, SystemExit):
         # No part of the program exits: this is code of a plug-in or a library.
-        place = "".join(f" at {at.filename}:{at.lineno}" for at in traceback.extract_tb(error.__traceback__)[-1:])
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [at for at in frames if not at.filename.startswith(_LIBRARIES)] or frames
+        place = "".join(f" at {at.filename}:{at.lineno}" for at in own[-1:])
         return (
             f"expected code that returns or raises an error, got an exit with status {error.code!r}{place}; change it"
         )
@@ -90,7 +96,13 @@ def known_message(error: BaseException) -> str | None:
             "trainer.loader.num_workers: 0"
         )
     if isinstance(error, RuntimeError) and text == _NO_THREAD:
-        return f"{text}; {_SURROUNDINGS[errno.EAGAIN]}"
+        return f"{text}; {_PROCESSES}"
+    if (
+        isinstance(error, OSError)
+        and error.filename is None
+        and error.args == (errno.EAGAIN, os.strerror(errno.EAGAIN))
+    ):
+        return f"{error.strerror}; {_PROCESSES}"  # of fork; locks and pipes that are not waited for say more
     if isinstance(error, OSError) and error.errno in _SURROUNDINGS:
         where = f": {str(error.filename)[:200]}" if error.filename is not None else ""
         return f"{error.strerror}{where}; {_SURROUNDINGS[error.errno]}"
@@ -147,6 +159,9 @@ def reading(what: str, path: object, advice: str) -> Iterator[None]:
         raise
     except PermissionError as error:
         advice = _SURROUNDINGS[errno.EACCES]
-        raise UserError(f"expected {what}, got {error.filename or path}, which may not be read; {advice}") from error
+        of_server = f": {reason(error)}" if error.errno is None else ""
+        raise UserError(
+            f"expected {what}, got {error.filename or path}, which may not be read{of_server}; {advice}"
+        ) from error
     except UNREADABLE as error:
         raise UserError(f"expected {what}, got {path}, which cannot be read: {reason(error)}; {advice}") from error

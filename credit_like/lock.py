@@ -35,8 +35,8 @@ class FileLock:
     them, hence `_held`. Processes that lock different places of one file do not exclude each other.
 
     `patience` (seconds) bounds the wait for an owner that is about to end. A `temporary` file is removed at the end. Raises
-    Locked, which names `what` is locked, the owner, or the first of the `names` of places that another one has, and the
-    `advice`. On a file system without locks, such as Lustre that is mounted without `flock` or NFS without
+    Locked, which names `what` is locked, the owner (`unknown` if it has not signed), or the first of the `names` of places that
+    another one has, and the `advice`. On a file system without locks, such as Lustre that is mounted without `flock` or NFS without
     `lockd`, it warns and excludes nobody.
     """
 
@@ -50,6 +50,7 @@ class FileLock:
         temporary: bool = False,
         places: Sequence[int] | None = None,
         names: Sequence[str] = (),
+        unknown: str = "an unknown process",
     ) -> None:
         self.path = path.parent.resolve() / path.name
         self.what = what
@@ -58,6 +59,7 @@ class FileLock:
         self.temporary = temporary
         self.places = places
         self.names = names
+        self.unknown = unknown
         self._file: IO[str] | None = None
 
     def __enter__(self) -> FileLock:
@@ -101,7 +103,7 @@ class FileLock:
         if self.places is None:
             if not _lock(file):
                 file.seek(0)
-                return file.read().strip() or "an unknown process"
+                return file.read().strip() or self.unknown
             return None
         begin = 0
         for end in range(1, len(self.places) + 1):  # adjacent places in one call, which may ask a server

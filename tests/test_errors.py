@@ -1,7 +1,9 @@
 """What a message says of a file that cannot be read: its name and the reason on one line, without the system's numbers."""
 
+import argparse
 import errno
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from credit_like.checkpoint.export import load_export
 from credit_like.data.files.regrid import read_weights
 from credit_like.data.solar import read_irradiance
 from credit_like.derive.levels import read_levels
-from credit_like.errors import UserError, reading, reason
+from credit_like.errors import UserError, known_message, reading, reason
 from credit_like.inference.writers._base import check_folder
 from credit_like.migrate import document
 from credit_like.outputs import check_own
@@ -94,3 +96,18 @@ def test_a_file_that_may_not_be_read_is_not_taken_for_another_one(tmp_path, monk
 )
 def test_reasons(error, text) -> None:
     assert reason(error) == text
+
+
+def test_the_reason_of_a_server_is_kept():
+    told = "The AWS Access Key Id you provided does not exist"
+    with (
+        pytest.raises(UserError, match=rf"s3://x, which may not be read: {told}; change"),
+        reading("scores", "s3://x", "y"),
+    ):
+        raise PermissionError(told)
+
+
+def test_an_exit_within_a_library_is_that_of_the_code_that_called_it():
+    with pytest.raises(SystemExit) as end:
+        argparse.ArgumentParser().parse_args(["--unknown"])
+    assert re.search(rf"got an exit with status 2 at {re.escape(__file__)}:[0-9]+; change it", known_message(end.value))

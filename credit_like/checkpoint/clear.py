@@ -50,7 +50,7 @@ def clear_run(save_loc: Path, force: bool, statistics: bool = True) -> None:
 
 def _forecasts_lock(folder: Path) -> AbstractContextManager[object]:
     """Return the lock of all forecasts in a folder, or nothing if there are none."""
-    return FileLock(folder / ".lock", folder, "end it") if _is_ours(folder) else nullcontext()
+    return FileLock(folder / ".lock", folder, "stop it", unknown="a rollout") if _is_ours(folder) else nullcontext()
 
 
 def _is_ours(forecasts: Path) -> bool:

@@ -7,14 +7,12 @@ as they are, and forecasts would be wrong without an error.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from credit_like.checkpoint import transfer
 from credit_like.checkpoint.errors import reading_metadata
-from credit_like.checkpoint.export import find_unread
 from credit_like.checkpoint.manager import Checkpoint
 from credit_like.data.statistics import Statistics
 from credit_like.errors import UserError
@@ -36,15 +34,6 @@ def refuse_other(
             f"{checkpoint.folder}: expected the experiment of these weights, got another one: {'; '.join(found)}; undo this, or "
             "set another save_loc and start_from"
         )
-
-
-def refuse_replacing(experiment: Experiment, statistics: Statistics) -> None:
-    """Raise UserError where these statistics would replace others, to which the weights of the experiment's run belong.
-
-    The run has a checkpoint.
-    """
-    if experiment.preprocessed_statistics == experiment.statistics_file:
-        refuse_other(find_unread(Path(experiment.save_loc)), experiment, Variables(experiment.data), statistics)
 
 
 def _differences(

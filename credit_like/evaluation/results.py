@@ -94,8 +94,9 @@ def load_results(folder: Path) -> xr.Dataset:
             "`credit-like evaluate` again"
         )
     if lacking := sorted(set(sources) - {path.stem for path in paths}):
-        raise UserError(
-            f"expected scores of {', '.join(lacking)} beside {paths[0]}, got none; run `credit-like evaluate` again"
+        _LOG.warning(
+            "the scores of %s are not beside %s; run `credit-like evaluate` again to have them",
+            *(", ".join(lacking), paths[0]),
         )
     with reading("scores that belong together", folder, "run `credit-like evaluate` again"):
         joined = xr.concat(
@@ -113,7 +114,7 @@ def load_results(folder: Path) -> xr.Dataset:
 def _hash(results: xr.Dataset) -> str:
     """Return a hash of the names, values and attributes of all scores."""
     digest = hashlib.sha256(repr(sorted(results.attrs.items())).encode())
-    for name, variable in sorted(results.variables.items(), key=str):
+    for name, variable in sorted(results.variables.items(), key=lambda item: str(item[0])):
         digest.update(repr((str(name), variable.dims, variable.shape, sorted(variable.attrs.items()))).encode())
         values = variable.values
         digest.update(repr(values.tolist()).encode() if values.dtype.hasobject else values.tobytes())

@@ -160,7 +160,7 @@ class ForecastLayout:
             # CF's reference date is 1970 in every calendar. Whole hours are stored as integers, so that times are
             # exact.
             encoding = {"units": f"{'hours' if whole else 'seconds'} since 1970-01-01", "dtype": "int64"}
-            result[name].encoding = {**encoding, "calendar": calendar.calendar_of(init)}
+            result[name].encoding = {**encoding, "calendar": _calendar(init)}
         return result
 
     def attrs_of(self, name: str) -> dict[str, Any]:
@@ -182,6 +182,12 @@ class ForecastLayout:
 
 _LATITUDE = {"standard_name": "latitude", "long_name": "latitude", "units": "degrees_north", "axis": "Y"}
 _LONGITUDE = {"standard_name": "longitude", "long_name": "longitude", "units": "degrees_east", "axis": "X"}
+
+
+def _calendar(times: NDArray[Any]) -> str:
+    """Return the calendar to write times in: that of dates before October 1582 is proleptic, which numpy's are."""
+    is_early = times.dtype.kind == "M" and bool((times < np.datetime64("1582-10-15")).any())
+    return "proleptic_gregorian" if is_early else calendar.calendar_of(times)
 
 
 def choose(

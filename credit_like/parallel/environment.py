@@ -23,7 +23,7 @@ _LAUNCHERS = {
     "Slurm": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
 }
 _PORT = 29500
-_MOST_RANKS = 10**9 - 1
+_MOST_RANKS = 10**9
 
 
 @dataclass(frozen=True)
@@ -40,16 +40,28 @@ class Environment:
 def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     """Return the environment of the first launcher whose rank and size are both set; one process if there is none.
 
-    Raises UserError for a variable that is no number in its range, and for several nodes without an address of rank 0.
+    Raises UserError for a variable that is no number in its range, for a rank outside its world, and for several nodes without
+    an address of rank 0.
     """
     environ = os.environ if environ is None else environ
     for launcher, (rank_key, world_key, local_key, _) in _LAUNCHERS.items():
         if rank_key in environ and world_key in environ:
-            world = _number(environ, world_key, range(1, _MOST_RANKS + 1), launcher)
-            rank = _number(environ, rank_key, range(world), launcher)
-            local = _number(environ, local_key, range(world), launcher) if local_key in environ else 0
-            return Environment(rank, world, local, _address(environ, world), _port(environ))
+            world = _number(environ, world_key, range(1, _MOST_RANKS), launcher)
+            rank = _number(environ, rank_key, range(_MOST_RANKS), launcher)
+            if rank >= world:
+                raise UserError(
+                    f"expected {rank_key} below {world_key} = {world}, got {rank}; check the {launcher} launch, or unset both"
+                )
+            local = _number(environ, local_key, range(_MOST_RANKS), launcher) if environ.get(local_key) else 0
+            return Environment(rank, world, local, _address(environ, world), _port(environ, world))
     return Environment()
+
+
+def forget_launcher() -> None:
+    """Remove the variables of launchers, for a command that a process performs alone."""
+    for keys in _LAUNCHERS.values():
+        for key in keys:
+            os.environ.pop(key, None)
 
 
 def _number(environ: Mapping[str, str], key: str, allowed: range, launcher: str) -> int:
@@ -103,9 +115,10 @@ def device_index(local_rank: int, devices: int) -> int:
     return local_rank % devices
 
 
-def _port(environ: Mapping[str, str]) -> int:
+def _port(environ: Mapping[str, str], world: int) -> int:
     """Return MASTER_PORT, else a port derived from the job id, so that two jobs on a node do not collide."""
-    if "MASTER_PORT" in environ:
+    text = environ.get("MASTER_PORT", "")
+    if text and (world > 1 or (text.isdecimal() and 0 < int(text) < 65536)):  # a process alone does not need it
         return _number(environ, "MASTER_PORT", range(1, 65536), "torchrun")
     job = re.match(r"\d+", environ.get("PBS_JOBID", environ.get("SLURM_JOB_ID", "")))
     return _PORT + int(job[0]) % 1000 if job else _PORT

@@ -51,9 +51,12 @@ def has_checkpoints(folder: str | Path) -> bool:
     return any((Path(folder) / "checkpoints").glob("step-*"))
 
 
-def write_findings(experiment: Experiment) -> Iterator[tuple[Key, str]]:
-    """Check that a training may write to what is in `save_loc`; forecasts do not need this of a run."""
-    for name in _CHANGED:
+def write_findings(experiment: Experiment, fresh: bool = False) -> Iterator[tuple[Key, str]]:
+    """Check that a training may write to what is in `save_loc`; forecasts do not need this of a run.
+
+    A `fresh` one removes all of it but the lock.
+    """
+    for name in (".lock",) if fresh else _CHANGED:
         path = os.path.join(experiment.save_loc, name)
         how = os.R_OK | os.W_OK | (os.X_OK if os.path.isdir(path) else 0)
         if os.path.exists(path) and not os.access(path, how):

@@ -156,7 +156,7 @@ def test_nothing_is_removed_while_forecasts_are_written(run) -> None:
     assert held.wait(900)
     before = contents(run)
     try:
-        with pytest.raises(Locked, match=r"forecasts is in use by .*; wait for it to end or end it"):
+        with pytest.raises(Locked, match=r"forecasts is in use by a rollout; wait for it to end or stop it"):
             clear_run(run, force=True)
         assert contents(run) == before
     finally:

@@ -138,24 +138,23 @@ def test_what_does_not_change_the_weights_may_change(finished, tmp_path, kind):
     assert build.rollout(load_experiment(FILE, sets)) == 0
 
 
-def test_preprocess_replaces_no_other_statistics_of_a_trained_run(finished, tmp_path, capsys):
+def test_preprocess_keeps_the_statistics_of_a_trained_run(finished, tmp_path, caplog):
     run = tmp_path / "run"
     shutil.copytree(finished / "plain", run)
     kept, same = (run / "statistics.nc").read_bytes(), [f"save_loc={run}", *BASE]
-    assert preprocessed([*same, "data.train=[2000-01-01, 2000-01-08]"]) == 2
-    said = capsys.readouterr().err
-    assert "step-2: expected the experiment of these weights, got another one: the statistics are not those" in said
-    assert "credit-like preprocess" not in said
+    assert not preprocessed([*same, "data.train=[2000-01-01, 2000-01-08]"], "--climatology")
+    assert "statistics.nc stays as it is: the weights in" in caplog.text
     assert (run / "statistics.nc").read_bytes() == kept
+    assert (run / "climatology.zarr").is_dir()
     assert not (run / "preprocess-parts").exists()
     (run / "statistics.nc").unlink()
     assert not preprocessed(same)  # what was lost comes back
     checked_experiment(FILE, same, continuing=True)
 
 
-def preprocessed(overrides):
+def preprocessed(overrides, *options):
     with pytest.raises(SystemExit) as end:
-        cli.main(["preprocess", str(FILE), *(part for override in overrides for part in ("--set", override))])
+        cli.main(["preprocess", str(FILE), *options, *(part for override in overrides for part in ("--set", override))])
     return end.value.code
 
 

@@ -96,7 +96,7 @@ def test_shared_memory_without_room_is_one_message(capsys) -> None:
 
 @pytest.mark.parametrize(
     "number",
-    [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.EMFILE, errno.EFBIG, errno.EAGAIN],
+    [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.EMFILE, errno.EFBIG],
 )
 @pytest.mark.parametrize("file", ["scores.csv", None])
 def test_what_the_system_refuses_is_one_message(capsys, number, file) -> None:
@@ -113,6 +113,16 @@ def test_a_limit_of_threads_is_one_message(capsys) -> None:
         raise RuntimeError("can't start new thread")  # as Python does
     assert end.value.code == 1
     assert capsys.readouterr().err.startswith("can't start new thread; raise the limit of processes (ulimit -u)")
+
+
+def test_a_limit_of_processes_is_one_message_and_other_waits_are_not_called_so() -> None:
+    """A file that another program has locked, and a pipe that is full, give the same number as a refused fork."""
+    number = errno.EAGAIN
+    assert known_message(OSError(number, os.strerror(number))).endswith(
+        "raise the limit of processes (ulimit -u), or use fewer workers"
+    )
+    for other in (OSError(number, "unable to lock file"), OSError(number, os.strerror(number), "x.nc")):
+        assert known_message(other) is None
 
 
 def test_a_full_disk_under_the_output_of_a_command_is_one_message() -> None:

@@ -512,16 +512,20 @@ def test_times_of_other_calendars_come_back(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", ["zarr", "netcdf"])
-def test_times_after_those_of_nanoseconds_come_back(tmp_path, kind):
-    """As nanoseconds in 64 bits, 2300 would be 1715."""
+@pytest.mark.parametrize("year", [1500, 2300])
+def test_times_before_and_after_those_of_nanoseconds_come_back(tmp_path, kind, year):
+    """As nanoseconds in 64 bits, 2300 would be 1715; dates of 1500 are of the calendar before the reform, or proleptic."""
     from world import make_data
 
     with xr.open_dataset(make_data(tmp_path / "near.nc")) as dataset:
-        times = np.datetime64("2300-02-28", "s") + 6 * 3600 * np.arange(dataset.sizes["time"]).astype("timedelta64[s]")
+        times = np.datetime64(f"{year}-02-28", "s") + 6 * 3600 * np.arange(dataset.sizes["time"]).astype(
+            "timedelta64[s]"
+        )
         dataset.load().assign_coords(time=times).drop_encoding().to_netcdf(tmp_path / "far.nc")
     experiment = make_experiment(tmp_path / "far.nc", tmp_path / "run", output={"type": kind})
     periods = {
-        "train": ["2300-02-28", "2300-03-01"], "valid": ["2300-03-02", "2300-03-03"], "test": ["2300-03-04", "2300-03-06"],
+        "train": [f"{year}-02-28", f"{year}-03-01"], "valid": [f"{year}-03-02", f"{year}-03-03"],
+        "test": [f"{year}-03-04", f"{year}-03-06"],
     }  # fmt: skip
     data = {**experiment.data.model_dump(), **periods, "source": experiment.data.source}
     experiment = experiment.model_copy(update={"data": type(experiment.data).model_validate(data)})
@@ -529,7 +533,7 @@ def test_times_after_those_of_nanoseconds_come_back(tmp_path, kind):
     path, coder = forecast_path(experiment), xr.coders.CFDatetimeCoder(time_unit="s")
     files = [path] if kind == "zarr" else sorted(path.glob("*.nc"))
     found = [time for file in files for time in xr.load_dataset(file, decode_times=coder)["time"].values]
-    assert found[:2] == [np.datetime64("2300-03-04"), np.datetime64("2300-03-05")]
+    assert found[:2] == [np.datetime64(f"{year}-03-04"), np.datetime64(f"{year}-03-05")]
 
 
 @pytest.mark.parametrize("kind", ["zarr", "netcdf"])

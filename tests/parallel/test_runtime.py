@@ -68,13 +68,15 @@ def test_launchers(environ, expected):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"RANK": "x"}, "RANK to be an integer from 0 to 3, got 'x'; unset it, or start the ranks with torchrun"),
-        ({"RANK": "4"}, "RANK to be an integer from 0 to 3, got '4'"),
-        ({"RANK": "1" * 5000}, "RANK to be an integer from 0 to 3, got '1"),
+        (
+            {"RANK": "x"},
+            "RANK to be an integer from 0 to 999999999, got 'x'; unset it, or start the ranks with torchrun",
+        ),
+        ({"RANK": "4"}, "RANK below WORLD_SIZE = 4, got 4; check the torchrun launch, or unset both"),
+        ({"RANK": "1" * 5000}, "RANK to be an integer from 0 to 999999999, got '1"),
         ({"WORLD_SIZE": ""}, "WORLD_SIZE to be an integer from 1 to 999999999, got ''"),
         ({"WORLD_SIZE": "0"}, "WORLD_SIZE to be an integer from 1 to 999999999, got '0'"),
-        ({"LOCAL_RANK": "-1"}, "LOCAL_RANK to be an integer from 0 to 3, got '-1'"),
-        ({"MASTER_PORT": ""}, "MASTER_PORT to be an integer from 1 to 65535, got ''"),
+        ({"LOCAL_RANK": "-1"}, "LOCAL_RANK to be an integer from 0 to 999999999, got '-1'"),
         ({"MASTER_PORT": "99999"}, "MASTER_PORT to be an integer from 1 to 65535, got '99999'"),
         ({"MASTER_ADDR": ""}, "MASTER_ADDR for 4 ranks, got none"),
     ],
@@ -83,6 +85,13 @@ def test_a_variable_that_no_launcher_sets_so_is_named(changed, message):
     environ = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "n0", "MASTER_PORT": "1234"}
     with pytest.raises(UserError, match=message):
         read_environment({**environ, **changed})
+
+
+def test_a_process_alone_may_be_on_any_gpu_and_needs_no_port():
+    """As independent runs, one on each GPU of a node, are started."""
+    environ = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "3", "MASTER_PORT": "0"}
+    assert read_environment(environ) == Environment(0, 1, 3)
+    assert read_environment({**environ, "MASTER_PORT": "1234"}).port == 1234
 
 
 def test_nodefile_of_pbs_is_for_one_node(tmp_path):

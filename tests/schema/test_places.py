@@ -141,3 +141,5 @@ def test_what_a_training_cannot_write_is_found_before_it_begins(tmp_path, monkey
         ExperimentError, match=rf"save_loc: expected permission .* got none for .*run/{name}, change its"
     ):
         checked_experiment(DEMO, overrides, training=True)
+    if name != ".lock":
+        checked_experiment(DEMO, overrides, training=True, fresh=True)  # which removes the others

@@ -20,7 +20,7 @@ from credit_like.data.store import FieldStore, open_store
 from credit_like.data.times import parse
 from credit_like.data.tools.audit import Audit
 from credit_like.data.tools.climatology import CLIMATOLOGY, check_climatology
-from credit_like.data.tools.preprocess import Accept, Mapper, PassPiece, in_processes, preprocess
+from credit_like.data.tools.preprocess import Mapper, PassPiece, in_processes, preprocess
 from credit_like.data.tools.rechunk import rechunk
 from credit_like.errors import UserError
 from credit_like.lock import FileLock
@@ -28,6 +28,7 @@ from credit_like.naming import counted
 from credit_like.outputs import check_new, check_own
 from credit_like.schema.data import Period
 from credit_like.schema.experiment import Experiment
+from credit_like.schema.places import has_checkpoints
 from credit_like.variables import Variables
 
 _LOG = logging.getLogger(__name__)
@@ -44,13 +45,13 @@ def prepare(
     rechunk_to: Path | None = None,
     band: int | None = None,
     times_per_shard: int = 32,
-    accept: Accept | None = None,
 ) -> Audit:
     """Make one pass over the data: write to `save_loc`, print the audit, and write a training store to `rechunk_to`.
 
     The pass is shared by `workers` processes of this machine or by those of the dask scheduler at `dask` (an address,
-    or the file that the scheduler has written). An interrupted pass continues where it stopped. `accept` is asked before
-    statistics are written. Raises UserError for invalid data or configuration, and Locked while another process does the same.
+    or the file that the scheduler has written). An interrupted pass continues where it stopped. The statistics
+    with which checkpoints in `save_loc` were trained stay as they are. Raises UserError for invalid data or configuration, and
+    Locked while another process does the same.
     """
     data = experiment.data
     if rechunk_to is not None:
@@ -63,6 +64,7 @@ def prepare(
         check_climatology(Path(experiment.save_loc) / CLIMATOLOGY)
     if rechunk_to is not None and band is not None and band < 1:
         raise UserError(f"--band: expected at least 1 row, got {band}")
+    keep = written.exists() and written == experiment.statistics_file and has_checkpoints(folder)
     mapper = in_dask(dask) if dask else in_processes(workers) if workers > 1 else None
     variables = Variables(data)
     store = open_store(data, variables)
@@ -79,14 +81,19 @@ def prepare(
                     mapper,
                     written,
                     experiment.evaluation.climatology_window_days if climatology else 0,
-                    accept,
+                    keep=keep,
                 )
         except ValueError:
             if (folder / "audit.csv").exists():
                 _LOG.warning("the findings of the audit are in %s", folder / "audit.csv")
             raise
     print_audit(found, statistics)
-    made = [written, folder / "audit.csv", folder / "audit.png"]
+    made = [*([] if keep else [written]), folder / "audit.csv", folder / "audit.png"]
+    if keep:
+        _LOG.warning(
+            "%s stays as it is: the weights in %s/checkpoints were trained with it; set another save_loc for other statistics",
+            *(written, folder),
+        )
     made += [folder / CLIMATOLOGY] if climatology else []
     if rechunk_to is not None:
         with progress("re-chunking") as tell:

@@ -47,8 +47,6 @@ from credit_like.processes import signals_held, work_for
 from credit_like.schema.data import DataSection
 from credit_like.variables import Variables
 
-Accept = Callable[[Statistics], None]
-"""Raises UserError for statistics that must not be written."""
 Mapper = Callable[[Callable[["PassPiece"], Path], Sequence["PassPiece"]], Iterable[Path]]
 """Runs a function on every piece, anywhere and in any order, e.g. dask's `lambda f, x: client.gather(client.map(f,
 x))`.
@@ -89,7 +87,7 @@ def preprocess(
     mapper: Mapper | None = None,
     statistics_path: Path | None = None,
     climatology_days: int = 0,
-    accept: Accept | None = None,
+    keep: bool = False,
 ) -> tuple[Statistics, Audit]:
     """Fit the statistics, audit every field, and write `statistics.nc`, `audit.csv` and `audit.png` into `folder`.
 
@@ -97,8 +95,7 @@ def preprocess(
     If `climatology_days` > 0, also write `climatology.zarr` of the predicted variables, smoothed over that window; the
     pass then runs in the order of days of the year. Pieces that an earlier, unfinished pass over the same files left in
     `folder` are not read again. Raises UserError as `fit_statistics` does, after writing the audit, since it shows the
-    cause; no piece remains then, because the files have to be corrected. `accept` raises UserError for statistics that must not
-    be written, to the same effect.
+    cause; no piece remains then, because the files have to be corrected. With `keep`, the statistics are not written.
     """
     stored = stored_statistics(store, variables, data)
     parts = folder / "preprocess-parts"
@@ -122,12 +119,11 @@ def preprocess(
     found.save(folder)
     try:
         statistics = stored if stored is not None else finish(store, variables, data, whole)
-        if accept is not None:
-            accept(statistics)
     except UserError:
         shutil.rmtree(parts)
         raise
-    statistics.save(statistics_path or folder / "statistics.nc")
+    if not keep:
+        statistics.save(statistics_path or folder / "statistics.nc")
     if climatology_days:
         means = [(piece.file.with_suffix(""), piece.slots) for piece in pieces if piece.slots]
         period = period_text(store, store.period(data.train))
