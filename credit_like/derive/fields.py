@@ -102,9 +102,13 @@ class Derivation:
             if name in ("mean_sea_level_pressure", "total_column_water"):
                 result.append(_variable(name, ()))
             else:
-                base = self._predicted(_T if name in (_PHI, "relative_humidity") else _U)
+                base = self.base(name)
                 result.append(_variable(name, levels or (base.levels if base else ())))
         return tuple(result)
+
+    def base(self, name: str) -> Variable | None:
+        """Return the predicted variable on whose own levels a field with levels is, or is where no pressure levels are given."""
+        return self._predicted(_T if name in (_PHI, "relative_humidity") else _U)
 
     def inputs(self, name: str) -> tuple[Variable, ...]:
         """Return the predicted variables from which a derived one is computed, in the order of the model's outputs."""

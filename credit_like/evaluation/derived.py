@@ -109,7 +109,8 @@ class DerivedFiles(ForecastFiles):
             return super().units_of(variable)
         names = {one.name for one in self.derivation.outputs}
         own = variable if variable.name in names else replace(variable, name=f"{variable.name}{PL}")
-        return self.truth.attrs(own).get("units", ""), "hPa" if self.derivation.config.pressure_levels else ""
+        of_levels = "hPa" if self.derivation.config.pressure_levels else self.truth.level_units(variable)
+        return self.truth.attrs(own).get("units", ""), of_levels
 
     def levels_of(self, variable: Variable) -> list[int]:
         there = super().levels_of(self._in_files(variable))

@@ -9,13 +9,15 @@ import credit_like
 from credit_like import registry
 from credit_like.data.declared import parametric
 from credit_like.data.store import FieldStore
-from credit_like.derive.fields import written_derivation
+from credit_like.derive.fields import Derivation, written_derivation
 from credit_like.inference.layout import ForecastLayout, choose
 from credit_like.inference.times import initial_times, kept_leads, times_at
 from credit_like.inference.writers._base import check_folder
 from credit_like.naming import weights_text
 from credit_like.schema.experiment import Experiment
 from credit_like.variables import Variable, Variables
+
+_ON_PRESSURE = {"units": "hPa", "long_name": "pressure", "standard_name": "air_pressure"}
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,7 @@ def plan(
     init = initial_times(section, store, data, missing)
     derivation = written_derivation(experiment, variables)
     derived = derivation.outputs if derivation else ()
-    derived_attrs = (
-        {variable.name: derivation.attrs(variable.name, store) for variable in derived} if derivation else {}
-    )
-    if derivation and derivation.config.pressure_levels:
-        on_pressure = {"units": "hPa", "long_name": "pressure", "standard_name": "air_pressure"}
-        derived_attrs.update({f"level_{variable.name}": on_pressure for variable in derived if variable.levels})
+    derived_attrs = _derived_attributes(store, derivation) if derivation else {}
     made_by = f"credit-like {credit_like.__version__}, {experiment.model.type}"
     attrs = {
         "Conventions": "CF-1.11",
@@ -93,6 +90,16 @@ def output_attributes(store: FieldStore, variables: Variables) -> dict[str, dict
     found = {variable.name: store.attrs(variable) for variable in variables.outputs}
     on_levels = [variable for variable in variables.outputs if variable.levels]
     return found | {f"level_{variable.name}": _level_attributes(store, variable) for variable in on_levels}
+
+
+def _derived_attributes(store: FieldStore, derivation: Derivation) -> dict[str, dict[str, str]]:
+    """Return the same as `output_attributes` of derived variables."""
+    found = {variable.name: derivation.attrs(variable.name, store) for variable in derivation.outputs}
+    for variable in derivation.outputs:
+        base = None if derivation.config.pressure_levels else derivation.base(variable.name)
+        if variable.levels:
+            found[f"level_{variable.name}"] = _level_attributes(store, base) if base else dict(_ON_PRESSURE)
+    return found
 
 
 def _level_attributes(store: FieldStore, variable: Variable) -> dict[str, str]:

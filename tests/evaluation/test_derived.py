@@ -89,6 +89,23 @@ def test_a_baseline_with_one_component_of_the_wind_has_no_score_of_the_vector(wo
     assert np.delete(has["wind_vector"], at, 0).all()
 
 
+def test_levels_of_derived_fields_are_converted_as_those_of_others(tmp_path):
+    with xr.open_dataset(make_world(tmp_path) / "data.nc") as dataset:
+        dataset = dataset.load()
+    dataset["level"] = ("level", dataset["level"].values * 50.0, {"units": "hPa"})
+    dataset.to_netcdf(tmp_path / "data.nc")
+    inference = {**INFERENCE, "derive": ["wind_speed"], "output": {"type": "zarr", "variables": ["surface_pressure"]}}
+    levels = tuple(50 * number for number in range(1, 13))
+    experiment = make_experiment(
+        tmp_path, tmp_path / "run", levels, inference=inference, evaluation={"metrics": ["rmse"]}
+    )
+    files = written(experiment)
+    assert files["level"].attrs["units"] == "hPa"
+    files = files.assign_coords(level=("level", files["level"].values * 100, {"units": "Pa"}))
+    results, _, _ = scores(experiment, files)
+    assert results["wind_speed"].sel(source="model").notnull().all()
+
+
 @pytest.mark.slow
 def test_scores_are_the_same_whether_fields_were_written_or_derived_from_the_files(world, tmp_path):
     derive = everything(world)

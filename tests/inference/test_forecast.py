@@ -109,6 +109,24 @@ def test_variables_levels_and_leads_are_selectable(data, tmp_path):
     assert some["prediction_timedelta"].values.tolist() == [12 * 3600 * 10**9, 24 * 3600 * 10**9]
 
 
+def test_derived_fields_on_the_levels_of_the_model_have_their_units(data, tmp_path):
+    with xr.open_dataset(data) as dataset:
+        dataset = dataset.load()
+    dataset["v"] = dataset["u"] * 0.5
+    dataset["v"].attrs = {"units": "m s-1"}
+    dataset.to_netcdf(tmp_path / "wind.nc")
+    experiment = make_experiment(
+        tmp_path / "wind.nc", tmp_path / "run", derive=["wind_speed"], output={"type": "zarr", "variables": ["sp"]}
+    )
+    section = experiment.data.model_dump(mode="json", by_alias=True)
+    section["prognostic"]["level"].append("v")
+    experiment = experiment.model_copy(update={"data": type(experiment.data).model_validate(section)})
+    write_forecasts(make_context(experiment), "step-7")
+    levels = read(experiment)["wind_speed"]["level"]
+    assert levels.values.tolist() == [500, 850]
+    assert (levels.attrs["units"], levels.attrs["standard_name"]) == ("hPa", "air_pressure")
+
+
 def test_points_without_data_have_none(masked_data, tmp_path):
     experiment, _ = write(masked_data, tmp_path)
     for name, array in read(experiment).data_vars.items():

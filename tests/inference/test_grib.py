@@ -136,10 +136,12 @@ def test_the_source_reads_what_was_written(tmp_path):
         ((50000, 85000), "Pa", {("isobaricInhPa", "500"), ("isobaricInhPa", "850")}),
         ((0.5, 850), "hPa", {("isobaricInPa", "50"), ("isobaricInhPa", "850")}),
         ((54, 137), "1", {("hybrid", "54"), ("hybrid", "137")}),
+        ((54, 137), "", {("hybrid", "54"), ("hybrid", "137")}),
     ],
 )
 def test_levels_in_other_units_are_where_they_were(tmp_path, levels, units, expected):
-    attrs = {"units": units} | ({"standard_name": "air_pressure"} if "Pa" in units else {})
+    kind = "air_pressure" if "Pa" in units else "model_level_number"
+    attrs = {"units": units, "standard_name": kind}
     there, folder = write(layout_of(levels=levels, attrs={**UNITS, "level_temperature": attrs}), tmp_path)
     first = min(folder.iterdir())
     found = {
@@ -161,14 +163,18 @@ def test_levels_in_other_units_are_where_they_were(tmp_path, levels, units, expe
             {"attrs": {**UNITS, "total_precipitation": {}}},
             r"expected units of total_precipitation for grib, got none; give the variable `units: m` .*, or use netcdf",
         ),
-        ({"attrs": {"temperature": {"units": "m"}}}, "expected temperature in K for grib, got m"),
+        ({"attrs": {**UNITS, "temperature": {"units": "m"}}}, "expected temperature in K for grib, got m"),
         (
             {"grid": Grid(np.array([80.0, 50.0, 0.0, -60.0]), np.arange(12) * 30.0)},
             "expected a regular or Gaussian grid",
         ),
         (
             {"levels": (3.64, 3.9), "attrs": {**UNITS, "level_temperature": {}}},
-            "expected levels of whole Pa .* got 3.64 ; use netcdf",
+            "expected levels of whole Pa .* got 3.64 without units",
+        ),
+        (
+            {"attrs": {**UNITS, "level_temperature": {}}},
+            r"got 500 without units of temperature; give the levels of the files `units` \(hPa, or 1 .*, or use netcdf",
         ),
         ({"members": 256}, r"expected at most 255 members for grib, got 256; use netcdf"),
         ({"calendar": "noleap"}, r"the standard calendar for grib, got noleap; use netcdf \(in .*: -o FILE.nc\)"),

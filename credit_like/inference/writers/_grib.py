@@ -19,7 +19,7 @@ from credit_like.grid import Grid
 from credit_like.inference.layout import ForecastLayout
 from credit_like.inference.writers._base import Fields, FilePerInit, ForecastKey
 
-_NUMBERS = ("", "1", "level", "levels")
+_NUMBERS = ("1", "level", "levels")
 """Units of the numbers of model levels."""
 _ELSE = "use netcdf (in `credit-like forecast`: -o FILE.nc)"
 _MOST_MEMBERS = 255
@@ -117,11 +117,12 @@ class GribWriter(FilePerInit):
                 return {"typeOfLevel": "isobaricInhPa", "level": int(pascals) // 100}
             if pascals % 1 == 0:
                 return {"typeOfLevel": "isobaricInPa", "level": int(pascals)}
-        elif units in _NUMBERS and level % 1 == 0:
+        elif level % 1 == 0 and (units in _NUMBERS or attrs.get("standard_name") == "model_level_number"):
             return {"typeOfLevel": "hybrid", "level": int(level)}
+        cure = "" if units else "give the levels of the files `units` (hPa, or 1 for numbers of model levels), or "
         raise UserError(
-            f"inference.output.type: expected levels of whole Pa or numbers of model levels for grib, got {level:g} {units}; "
-            f"{_ELSE}"
+            f"inference.output.type: expected levels of whole Pa or numbers of model levels for grib, got {level:g} "
+            f"{units or 'without units'} of {name}; {cure}{_ELSE}"
         )
 
     def chunks(self, name: str) -> tuple[int, ...]:
