@@ -12,7 +12,16 @@ DIMENSIONLESS = ("", "1", "(0 - 1)", "0-1", "dimensionless", "unitless", "none",
 """Units of numbers without any."""
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _FACTOR = re.compile(r"([A-Za-zµ°%]+)(?:\*\*|\^)?([-+]?\d+)?")
-_HECTOPASCAL = {"hpa": 1.0, "mbar": 1.0, "millibar": 1.0, "millibars": 1.0, "mb": 1.0, "pa": 0.01, "pascal": 0.01}
+_HECTOPASCAL = {
+    "hpa": 1.0,
+    "mbar": 1.0,
+    "millibar": 1.0,
+    "millibars": 1.0,
+    "mb": 1.0,
+    "kpa": 10.0,
+    "pa": 0.01,
+    "pascal": 0.01,
+}
 
 
 def units_text(units: str, power: int = 1) -> str:

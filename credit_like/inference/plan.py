@@ -9,6 +9,7 @@ import credit_like
 from credit_like import registry
 from credit_like.data.declared import parametric
 from credit_like.data.store import FieldStore
+from credit_like.data.units import same_dimensions
 from credit_like.derive.fields import Derivation, written_derivation
 from credit_like.inference.layout import ForecastLayout, choose
 from credit_like.inference.times import initial_times, kept_leads, times_at
@@ -110,7 +111,7 @@ def _level_attributes(store: FieldStore, variable: Variable) -> dict[str, str]:
     given = {key: value for key, value in store.level_attrs(variable).items() if value}
     if parametric(store, variable):
         del given["standard_name"]
-    elif given.get("units") in ("hPa", "Pa"):
+    elif same_dimensions(given.get("units", ""), "Pa"):
         return {"units": given["units"], "long_name": "pressure", "standard_name": "air_pressure"}
     if given.get("standard_name") in ("height", "altitude"):
         given.setdefault("positive", "up")

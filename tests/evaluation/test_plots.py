@@ -62,7 +62,7 @@ def test_squared_units(units, text):
 @pytest.mark.parametrize(
     ("level", "units", "text"),
     [
-        (20000, "Pa", "200 hPa"), (850, "hPa", "850 hPa"), (850, "millibars", "850 hPa"), (2, "m", "2 m"),
+        (20000, "Pa", "200 hPa"), (850, "hPa", "850 hPa"), (850, "millibars", "850 hPa"), (85, "kPa", "850 hPa"), (2, "m", "2 m"),
         (3, "", "level 3"), (5.5, "level", "level 5.5"),
     ],
 )  # fmt: skip

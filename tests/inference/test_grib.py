@@ -135,12 +135,14 @@ def test_the_source_reads_what_was_written(tmp_path):
     [
         ((50000, 85000), "Pa", {("isobaricInhPa", "500"), ("isobaricInhPa", "850")}),
         ((0.5, 850), "hPa", {("isobaricInPa", "50"), ("isobaricInhPa", "850")}),
+        ((500, 850), "mb", {("isobaricInhPa", "500"), ("isobaricInhPa", "850")}),
+        ((50, 85), "kPa", {("isobaricInhPa", "500"), ("isobaricInhPa", "850")}),
         ((54, 137), "1", {("hybrid", "54"), ("hybrid", "137")}),
         ((54, 137), "", {("hybrid", "54"), ("hybrid", "137")}),
     ],
 )
 def test_levels_in_other_units_are_where_they_were(tmp_path, levels, units, expected):
-    kind = "air_pressure" if "Pa" in units else "model_level_number"
+    kind = "air_pressure" if levels[1] != 137 else "model_level_number"
     attrs = {"units": units, "standard_name": kind}
     there, folder = write(layout_of(levels=levels, attrs={**UNITS, "level_temperature": attrs}), tmp_path)
     first = min(folder.iterdir())
@@ -182,6 +184,10 @@ def test_levels_in_other_units_are_where_they_were(tmp_path, levels, units, expe
         (
             {"levels": (10, 100), "attrs": {**UNITS, "level_temperature": {"units": "m"}}},
             "expected levels of whole Pa .* got 10 m",
+        ),
+        (
+            {"attrs": {**UNITS, "level_temperature": {"units": "torr", "standard_name": "air_pressure"}}},
+            "expected levels of whole Pa .* got 500 torr",
         ),
     ],
 )

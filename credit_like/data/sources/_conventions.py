@@ -52,7 +52,7 @@ _DEGREES = {
     "latitude": ("degrees_north", "degree_north", "degrees_N"),
     "longitude": ("degrees_east", "degree_east", "degrees_E"),
 }
-_PRESSURES = ("Pa", "hPa", "mbar", "mb", "millibar", "millibars")
+_PRESSURES = ("Pa", "hPa", "kPa", "mbar", "mb", "millibar", "millibars")
 _TEXT_TIME = re.compile(r"(\d{4})-(\d{2})-(\d{2})[ T_](\d{2}):(\d{2}):(\d{2})")
 
 

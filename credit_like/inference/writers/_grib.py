@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from credit_like.data.aliases import find
 from credit_like.data.sources._grib_files import library, locked
 from credit_like.data.times import calendar_of
-from credit_like.data.units import conversion, same
+from credit_like.data.units import conversion, same, same_dimensions
 from credit_like.derive.fields import PL
 from credit_like.errors import UserError
 from credit_like.grid import Grid
@@ -111,13 +111,14 @@ class GribWriter(FilePerInit):
         """
         attrs = self.layout.variable_attrs.get(f"level_{name}", {})
         units = str(attrs.get("units", ""))
-        if attrs.get("standard_name") == "air_pressure":
-            pascals = round(level * (100 if units == "hPa" else 1), 6)
+        kind = attrs.get("standard_name")
+        if kind == "air_pressure" and same_dimensions(units, "Pa"):
+            pascals = round(level * conversion(units, "Pa")[0], 6)
             if pascals % 100 == 0:
                 return {"typeOfLevel": "isobaricInhPa", "level": int(pascals) // 100}
             if pascals % 1 == 0:
                 return {"typeOfLevel": "isobaricInPa", "level": int(pascals)}
-        elif level % 1 == 0 and (units in _NUMBERS or attrs.get("standard_name") == "model_level_number"):
+        elif level % 1 == 0 and (kind == "model_level_number" or (units in _NUMBERS and kind != "air_pressure")):
             return {"typeOfLevel": "hybrid", "level": int(level)}
         cure = "" if units else "give the levels of the files `units` (hPa, or 1 for numbers of model levels), or "
         raise UserError(

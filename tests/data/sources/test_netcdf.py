@@ -55,10 +55,11 @@ def test_files_with_one_variable_under_two_names(tmp_path, dataset):
         source.open_dataset(config(tmp_path / "a_%Y.nc"))
 
 
-def test_axes_known_by_their_units(tmp_path, dataset):
+@pytest.mark.parametrize("of_pressure", ["hPa", "kPa"])
+def test_axes_known_by_their_units(tmp_path, dataset, of_pressure):
     ds = dataset()
     odd = ds.rename(time="when", level="p_levels", latitude="row", longitude="column")
-    for name, units in (("p_levels", "hPa"), ("row", "degrees_north"), ("column", "degrees_east")):
+    for name, units in (("p_levels", of_pressure), ("row", "degrees_north"), ("column", "degrees_east")):
         odd[name].attrs = {"units": units}
     odd.to_netcdf(tmp_path / "odd.nc")
     got = source.open_dataset(config(tmp_path / "odd.nc"))
