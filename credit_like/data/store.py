@@ -237,6 +237,8 @@ class FieldStore:
         """Return the seconds over which the values are sums; 0 where they are not, or it is not known."""
         if place.sum_over != 0:
             return place.sum_over or 0
+        if isinstance(self._sources[place.source].config, InMemory):
+            return 0  # the times of an analysis are not those of the data that a model was trained on
         dataset = self._datasets.get(place.source)
         if dataset is None or "time" not in dataset.coords or dataset.sizes["time"] < 2:
             return 0

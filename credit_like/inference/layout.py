@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from credit_like.data import times as calendar
 from credit_like.data.aliases import find
+from credit_like.data.sources._conventions import PERIOD
 from credit_like.data.units import same_dimensions
 from credit_like.errors import UserError
 from credit_like.grid import Grid
@@ -164,9 +165,9 @@ class ForecastLayout:
         return result
 
     def attrs_of(self, name: str) -> dict[str, Any]:
-        """Return units, long_name and, if known, standard_name."""
+        """Return units, long_name and, if known, standard_name and the hours over which the values are sums."""
         attrs = {key: str(value) for key, value in self.variable_attrs.get(name, {}).items() if value}
-        attrs = {key: attrs[key] for key in ("units", "long_name", "standard_name") if key in attrs}
+        attrs = {key: attrs[key] for key in ("units", "long_name", "standard_name", PERIOD) if key in attrs}
         attrs.setdefault("long_name", name.replace("_", " "))
         if "standard_name" not in attrs and (known := find(name, STANDARD_NAMES)):
             units = attrs.get("units", STANDARD_NAMES[known][0][0])

@@ -88,7 +88,7 @@ def check_files(experiment: Experiment, store: FieldStore, variables: Variables)
 
 def output_attributes(store: FieldStore, variables: Variables) -> dict[str, dict[str, str]]:
     """Return the attributes of every predicted variable, and those of the levels of each as `level_<variable>`."""
-    found = {variable.name: store.attrs(variable) for variable in variables.outputs}
+    found = {variable.name: store.attrs(variable) | store.sum_attrs(variable) for variable in variables.outputs}
     on_levels = [variable for variable in variables.outputs if variable.levels]
     return found | {f"level_{variable.name}": _level_attributes(store, variable) for variable in on_levels}
 

@@ -128,6 +128,17 @@ def test_derived_fields_on_the_levels_of_the_model_have_their_units(data, tmp_pa
     assert (levels.attrs["units"], levels.attrs["standard_name"]) == ("mb", "air_pressure")
 
 
+def test_sums_over_another_time_than_the_step_say_so(data, tmp_path):
+    with xr.open_dataset(data) as dataset:
+        dataset = dataset.load()
+    dataset["rain"].attrs["cell_methods"] = "time: sum"
+    dataset.resample(time="1h").nearest().to_netcdf(tmp_path / "hourly.nc")
+    experiment, _ = write(tmp_path / "hourly.nc", tmp_path / "run", init=["2000-01-09"], output={"type": "netcdf"})
+    found = read(experiment)
+    assert found["rain"].attrs["period_hours"] == "1"
+    assert "period_hours" not in found["u"].attrs
+
+
 def test_points_without_data_have_none(masked_data, tmp_path):
     experiment, _ = write(masked_data, tmp_path)
     for name, array in read(experiment).data_vars.items():

@@ -178,6 +178,10 @@ def test_levels_in_other_units_are_where_they_were(tmp_path, levels, units, expe
             {"attrs": {**UNITS, "level_temperature": {}}},
             r"got 500 without units of temperature; give the levels of the files `units` \(hPa, or 1 .*, or use netcdf",
         ),
+        (
+            {"attrs": {**UNITS, "total_precipitation": {"units": "mm", "period_hours": "12"}}},
+            r"total_precipitation as sums over whole hours, at most the first lead \(6 h\), for grib, got sums over 12 h",
+        ),
         ({"members": 256}, r"expected at most 255 members for grib, got 256; use netcdf"),
         ({"calendar": "noleap"}, r"the standard calendar for grib, got noleap; use netcdf \(in .*: -o FILE.nc\)"),
         ({"levels": (0.0005, 1), "attrs": UNITS}, "expected levels of whole Pa .* got 0.0005 hPa"),
@@ -215,6 +219,13 @@ def test_derived_fields_on_pressure_levels_have_the_parameter_of_the_variable(tm
     found = [(keys["shortName"], keys["typeOfLevel"], keys["level"]) for keys, _ in messages(first)]
     assert found.count(("t", "isobaricInhPa", "250")) == len(layout.leads)
     assert len(fields) == 2 * len(layout.leads)
+
+
+def test_sums_are_over_the_time_that_the_data_declare(tmp_path):
+    rain = {"units": "mm", "period_hours": "1"}
+    _, folder = write(layout_of(attrs={**UNITS, "total_precipitation": rain}), tmp_path)
+    ranges = {keys["stepRange"] for keys, _ in messages(min(folder.iterdir())) if keys["shortName"] == "tp"}
+    assert ranges == {"5-6", "23-24"}
 
 
 def test_a_fraction_needs_no_units(tmp_path):

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from credit_like.data.aliases import find
+from credit_like.data.sources._conventions import PERIOD
 from credit_like.data.sources._grib_files import library, locked
 from credit_like.data.times import calendar_of
 from credit_like.data.units import conversion, same, same_dimensions
@@ -38,7 +39,7 @@ _PARAMETERS = {
     "toa_incident_solar_radiation": 212, "evaporation": 182,
 }  # fmt: skip
 _SUMS = (146, 147, 176, 177, 178, 179, 182, 212, 228)
-"""Parameters that are summed over the step that ends at a lead."""
+"""Parameters that are sums over time, up to a lead."""
 
 
 class GribWriter(FilePerInit):
@@ -71,6 +72,24 @@ class GribWriter(FilePerInit):
         with locked():
             parameters = {name: _parameter(name) for name in layout.chosen}
             self.kinds = {name: self._kind(name, parameter) for name, parameter in parameters.items()}
+        self.hours = {name: self._hours(name) for name, parameter in parameters.items() if parameter in _SUMS}
+
+    def _hours(self, name: str) -> int:
+        """Return the hours over which a variable is a sum: those that its data declare, or else the time step.
+
+        Raises UserError for parts of an hour, and for sums that begin before the initial time.
+        """
+        step = self.layout.timestep / 3600
+        hours, first = (
+            float(self.layout.variable_attrs.get(name, {}).get(PERIOD) or step),
+            step * min(self.layout.leads),
+        )
+        if hours % 1 or hours > first:
+            raise UserError(
+                f"inference.output.type: expected {name} as sums over whole hours, at most the first lead ({first:g} h), for grib, "
+                f"got sums over {hours:g} h; {_ELSE}"
+            )
+        return int(hours)
 
     def _kind(self, name: str, parameter: int) -> tuple[int, float, float]:
         """Return the parameter of a variable, and (a, b) of the values to write, a · x + b.
@@ -144,14 +163,14 @@ class GribWriter(FilePerInit):
         self, name: str, init: int, member: int, lead: int, level: float | None, field_HW: NDArray[np.float32]
     ) -> None:
         """Append one field to the file of an initial time."""
-        codes, hours = self.eccodes, self.layout.timestep // 3600
+        codes, end = self.eccodes, lead * self.layout.timestep // 3600
         parameter, factor, offset = self.kinds[name]
         time = self.layout.init[init].astype("datetime64[s]").item()
         keys: dict[str, Any] = {
             "dataDate": int(f"{time:%Y%m%d}"),
             "dataTime": int(f"{time:%H%M}"),
             "stepUnits": "h",
-            "stepRange": f"{(lead - 1) * hours}-{lead * hours}" if parameter in _SUMS else str(lead * hours),
+            "stepRange": f"{end - self.hours[name]}-{end}" if name in self.hours else str(end),
             **({} if level is None else self.levels[name][level]),
             **(
                 {}
