@@ -38,12 +38,11 @@ class Grid:
             raise UserError(
                 f"expected latitudes within ±90 degrees, got {self.latitude.min():g} to {self.latitude.max():g}"
             )
-        if np.any(_turn(np.diff(self.longitude)) == 0):
+        if np.any(turn(np.diff(self.longitude)) == 0):
             raise UserError("expected each longitude once, got neighbours that are equal")
         first, last = self.longitude[0], self.longitude[-1]
-        if (
-            self.width > 2 and abs(abs(last - first) - 360) < 1e-6
-        ):  # the circle would have a column twice, and not close
+        # The circle would have a column twice, and not close.
+        if self.width > 2 and abs(abs(last - first) - 360) < 1e-6:
             raise UserError(
                 f"expected each longitude once, got {first:g} and {last:g}, which are the same; write the files without the last "
                 "column, with xarray `dataset.isel(longitude=slice(-1))`"
@@ -64,7 +63,7 @@ class Grid:
         """Whether the longitudes cover the full circle at even spacing."""
         if self.width < 2:
             return False
-        spacing = _turn(np.diff(self.longitude, append=self.longitude[:1]))
+        spacing = turn(np.diff(self.longitude, append=self.longitude[:1]))
         # The last one closes the circle; rounding may have added up in it.
         return bool(np.allclose(spacing[:-1], spacing[0], rtol=1e-3) and np.isclose(spacing[-1], spacing[0], rtol=0.25))
 
@@ -96,6 +95,6 @@ class Grid:
         return np.asarray(weights / weights.mean())
 
 
-def _turn(degrees: NDArray[np.float64]) -> NDArray[np.float64]:
+def turn(degrees: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the angles wrapped to [−180, 180), so that a step across the date line is small."""
     return (degrees + 180.0) % 360.0 - 180.0

@@ -201,6 +201,21 @@ def test_what_grib_does_not_have_is_refused_before_anything_is_written(tmp_path,
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("columns", "rows"), [(330 - np.arange(12) * 30.0, REGULAR.latitude), ([345, 350, 355, 0, 5], [10, 20, 30])]
+)
+def test_columns_may_go_westward_and_across_the_meridian(tmp_path, columns, rows):
+    grid = Grid(np.array(rows, float), np.array(columns, float))
+    there, folder = write(layout_of(grid), tmp_path)
+    first = min(folder.iterdir())
+    source = registry.module("source", "grib")
+    found = source.open_dataset(source.Config(path=str(first)))["2t"]
+    found = found.assign_coords(longitude=found["longitude"].values % 360).sel(longitude=grid.longitude % 360)
+    np.testing.assert_allclose(found.sel(latitude=grid.latitude).values[0], there[0, 0, 1][2], atol=0.01)
+    values = next(values for keys, values in messages(first) if keys["shortName"] == "2t")
+    np.testing.assert_allclose(values, there[0, 0, 1][2], atol=0.01)
+
+
 def test_derived_fields_on_pressure_levels_have_the_parameter_of_the_variable(tmp_path):
     from credit_like.inference.writers._grib import _parameter
 

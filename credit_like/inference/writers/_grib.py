@@ -16,7 +16,7 @@ from credit_like.data.times import calendar_of
 from credit_like.data.units import conversion, same, same_dimensions
 from credit_like.derive.fields import PL
 from credit_like.errors import UserError
-from credit_like.grid import Grid
+from credit_like.grid import Grid, turn
 from credit_like.inference.layout import ForecastLayout
 from credit_like.inference.writers._base import Fields, FilePerInit, ForecastKey
 
@@ -215,18 +215,19 @@ def _grid_keys(grid: Grid) -> dict[str, Any]:
     Raises UserError for rows or columns that are neither.
     """
     latitude, longitude = grid.latitude, grid.longitude % 360.0
-    columns = np.diff(grid.longitude)
-    keys: dict[str, Any] = {"Ni": grid.width, "Nj": grid.height}
-    keys |= {
-        "latitudeOfFirstGridPointInDegrees": latitude[0],
-        "latitudeOfLastGridPointInDegrees": latitude[-1],
-        "longitudeOfFirstGridPointInDegrees": longitude[0],
-        "longitudeOfLastGridPointInDegrees": longitude[-1],
-        "iDirectionIncrementInDegrees": float(columns[0]),
-        "jScansPositively": int(latitude[0] < latitude[-1]),
-    }
-    if np.ptp(columns) < 1e-3:
-        rows = np.diff(latitude)
+    columns, rows = turn(np.diff(grid.longitude)), np.diff(latitude)
+    if len(columns) and len(rows) and np.ptp(columns) < 1e-3:
+        keys: dict[str, Any] = {
+            "Ni": grid.width,
+            "Nj": grid.height,
+            "latitudeOfFirstGridPointInDegrees": latitude[0],
+            "latitudeOfLastGridPointInDegrees": latitude[-1],
+            "longitudeOfFirstGridPointInDegrees": longitude[0],
+            "longitudeOfLastGridPointInDegrees": longitude[-1],
+            "iDirectionIncrementInDegrees": float(abs(columns[0])),
+            "iScansNegatively": int(columns[0] < 0),
+            "jScansPositively": int(latitude[0] < latitude[-1]),
+        }
         if np.ptp(rows) < 1e-3:
             return {"gridType": "regular_ll", **keys, "jDirectionIncrementInDegrees": float(abs(rows[0]))}
         gaussian = np.rad2deg(np.arcsin(np.polynomial.legendre.leggauss(grid.height)[0]))
