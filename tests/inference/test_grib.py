@@ -93,9 +93,10 @@ def messages(path):
 
 @pytest.mark.parametrize(("grid", "kind"), [(REGULAR, "regular_ll"), (GAUSSIAN, "regular_gg")])
 @pytest.mark.parametrize(("members", "bits"), [(1, 16), (3, 32)])
-def test_every_field_is_what_eccodes_decodes(tmp_path, grid, kind, members, bits):
+def test_every_field_is_what_eccodes_decodes(tmp_path, grid, kind, members, bits, capfd):
     layout = layout_of(grid, members)
     there, folder = write(layout, tmp_path, bits_per_value=bits)
+    assert "ECCODES" not in capfd.readouterr().err
     assert sorted(path.name for path in folder.iterdir()) == ["20200229T060000.grib", "20200301T000000.grib"]
     channels = {("t", "500"): 0, ("t", "850"): 1, ("2t", "2"): 2, ("sst", "0"): 3, ("tp", "0"): 4}
     seen = set()

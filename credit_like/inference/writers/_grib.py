@@ -181,11 +181,12 @@ class GribWriter(FilePerInit):
         }
         values = factor * field_HW.astype(np.float64) + offset
         missing = ~np.isfinite(values)
-        keys |= {"bitmapPresent": int(missing.any()), "missingValue": _MISSING}
         if self.bits_per_value == 32:
             keys |= {"packingType": "grid_ieee", "precision": 1}
         else:
             keys |= {"packingType": "grid_simple", "bitsPerValue": self.bits_per_value}
+        # After the packing: ecCodes packs the values of its sample again, and reports that all of them are missing.
+        keys |= {"bitmapPresent": int(missing.any()), "missingValue": _MISSING}
         with locked():
             handle = self._message(parameter, level is not None)
             try:
