@@ -144,6 +144,8 @@ class _Place:
     level_attrs: dict[str, str] = field(default_factory=dict)
     sum_over: int | None = None
     """Seconds over which the values are sums, by what the files declare: 0 = the spacing of the files, None = no sums."""
+    valid: tuple[float, float] = (-np.inf, np.inf)
+    """The lowest and the highest value that the files call valid."""
     copy_of: str = ""
     """Of a store that `preprocess --rechunk` wrote, the origin of the data that were copied."""
 
@@ -262,6 +264,11 @@ class FieldStore:
         """Return units, standard_name, long_name and positive of the levels of a variable, as far as the files specify them."""
         place = self._places.get(variable.name)
         return dict(place.level_attrs) if place else {}
+
+    def valid_range(self, variable: Variable) -> tuple[float, float]:
+        """Return the lowest and the highest value of a variable that the files call valid, infinite where they do not say."""
+        place = self._places.get(variable.name)
+        return place.valid if place else (-np.inf, np.inf)
 
     def source_of(self, variable: Variable) -> tuple[Any, str] | None:
         """Return the source's configuration and the variable's name in it, or None for a computed variable."""
@@ -838,7 +845,18 @@ def _place(variable: Variable, number: int, var: str, dataset: xr.Dataset, sourc
     level_attrs = {key: str(of_level[key]) for key in _ATTRS if key in of_level}
     over = _sum_over(var, stored.attrs, where, source.settings)
     copy_of = str(stored.attrs.get(ORIGIN, ""))
-    return _Place(number, var, dims, levels, factor, offset, attrs, cyclic, still, level_attrs, over, copy_of)
+    valid = _valid_range(stored.attrs, factor, offset)
+    return _Place(number, var, dims, levels, factor, offset, attrs, cyclic, still, level_attrs, over, valid, copy_of)
+
+
+def _valid_range(attrs: Mapping[Any, Any], factor: float, offset: float) -> tuple[float, float]:
+    """Return the valid range of CF's attributes in converted values; without limits where they do not say it in numbers."""
+    limits = (attrs.get("valid_min", -np.inf), attrs.get("valid_max", np.inf))
+    try:
+        low, high = np.asarray(attrs.get("valid_range", limits), np.float64)
+    except (TypeError, ValueError):
+        return -np.inf, np.inf
+    return factor * float(low) + offset, factor * float(high) + offset
 
 
 def _refuse_several_years(stored: xr.DataArray, times: Times, var: str, where: str) -> None:

@@ -52,6 +52,8 @@ _DEGREES = {
     "latitude": ("degrees_north", "degree_north", "degrees_N"),
     "longitude": ("degrees_east", "degree_east", "degrees_E"),
 }
+VALID = ("valid_min", "valid_max", "valid_range")
+"""Attributes with the values that are no missing ones, by CF."""
 _PRESSURES = ("Pa", "hPa", "kPa", "mbar", "mb", "millibar", "millibars")
 _TEXT_TIME = re.compile(r"(\d{4})-(\d{2})-(\d{2})[ T_](\d{2}):(\d{2}):(\d{2})")
 

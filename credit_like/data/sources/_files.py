@@ -31,6 +31,7 @@ from credit_like.data.files.remote import failures
 from credit_like.data.sources._conventions import (
     DIFFERS,
     DIMS,
+    VALID,
     RepeatedTimes,
     fields,
     numeric_times,
@@ -848,10 +849,24 @@ def _decode_values(dataset: xr.Dataset) -> xr.Dataset:
         plain[name].attrs = {key: value for key, value in plain[name].attrs.items() if key not in _CODING}
     if not coded:
         return plain
+    dataset = dataset.assign({name: _with_unpacked_range(dataset[name]) for name in coded if name in dataset.data_vars})
     decoded = xr.decode_cf(dataset[coded].drop_vars("time", errors="ignore"), decode_times=False, decode_coords=False)
     return plain.assign({name: decoded[name].variable for name in coded if name not in dataset.coords}).assign_coords(
         {name: decoded[name].variable for name in coded if name in dataset.coords}
     )
+
+
+def _with_unpacked_range(array: xr.DataArray) -> xr.DataArray:
+    """Return a variable whose valid range is in unpacked values. By CF it is packed where it has the type of the packed values."""
+    attrs, packed = dict(array.attrs), "f" if array.dtype.kind == "f" else "iu"
+    for key in [key for key in VALID if key in attrs]:
+        if "_Unsigned" in attrs:
+            del attrs[key]  # its numbers may be signed ones
+        elif np.asarray(attrs[key]).dtype.kind in packed:
+            attrs[key] = np.asarray(attrs[key]) * attrs.get("scale_factor", 1) + attrs.get("add_offset", 0)
+    result = array.copy(deep=False)
+    result.attrs = attrs
+    return result
 
 
 def _is_coded(variable: xr.Variable) -> bool:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _OUTLIER = 10.0  # robust z-score: a Gaussian exceeds 6 once in 5e8 fields; slow seasonal changes stay well below 10
+_ROUNDING = 1e-6  # of a limit: values are in single precision
 _SHOWN = 5
 _COLUMNS = ("kind", "channel", "count", "detail")
 _POINTS = 600  # points of a curve, which is drawn 400 pixels wide
@@ -154,7 +155,7 @@ def audit(store: FieldStore, variables: Variables, whole: Scan) -> Audit:
     share = np.stack([whole.lacking.get(int(position), none) for position in positions]) / points
     times = [to_text(time) for time in store.times[positions]]
     fixed = (~whole.valid).mean((1, 2))
-    findings = [*_gaps(store), *_units(store, variables, looks)]
+    findings = [*_gaps(store), *_units(store, variables, looks), *_invalid(store, variables, looks, times)]
     for c, channel in enumerate(channels):
         findings += _of_channel(channel, looks[:, c], share[:, c], float(fixed[c]), times, points)
     named = []
@@ -236,3 +237,20 @@ def _units(store: FieldStore, variables: Variables, looks: NDArray[np.float64]) 
         if not lowest <= middle <= highest:
             told = f"median {middle:.4g} {expected} as {declared!r}, expected {lowest:g} to {highest:g}"
             yield AuditFinding("suspicious units", variable.name, 1, told)
+
+
+def _invalid(
+    store: FieldStore, variables: Variables, looks: NDArray[np.float64], times: list[str]
+) -> Iterator[AuditFinding]:
+    """Find fields with values outside the range that the files call valid."""
+    slices = Variables.slices(varying(variables))
+    for variable in varying(variables):
+        lowest, highest = store.valid_range(variable)
+        rounding = _ROUNDING * max((abs(limit) for limit in (lowest, highest) if np.isfinite(limit)), default=0)
+        for channel, low, high in zip(variable.channels, *looks[:, slices[variable.name], 2:].T, strict=True):
+            at = np.flatnonzero((low < lowest - rounding) | (high > highest + rounding))
+            if len(at):
+                told = (
+                    f"{np.nanmin(low):.4g} to {np.nanmax(high):.4g}, valid in the files {lowest:.4g} to {highest:.4g}"
+                )
+                yield AuditFinding("values outside the valid range", channel, len(at), f"{times[at[0]]}; {told}")

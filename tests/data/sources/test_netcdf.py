@@ -67,6 +67,18 @@ def test_axes_known_by_their_units(tmp_path, dataset, of_pressure):
     np.testing.assert_array_equal(got["t"].values, ds["t"].values)
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"), [(np.array([0, 200], "i2"), [270, 290]), (np.array([0.0, 200]), [0, 200]), ("any", "any")]
+)
+def test_the_valid_range_of_packed_values_is_unpacked_where_it_has_their_type(tmp_path, dataset, given, expected):
+    ds = dataset()[["t"]]
+    ds["t"].attrs["valid_range"] = given
+    packing = {"dtype": "i2", "scale_factor": 0.1, "add_offset": 270.0, "_FillValue": -32768}
+    ds.to_netcdf(tmp_path / "packed.nc", encoding={"t": packing})
+    with source.open_dataset(config(tmp_path / "packed.nc")) as found:
+        assert np.asarray(found["t"].attrs["valid_range"]).tolist() == expected
+
+
 def test_not_netcdf(tmp_path):
     (tmp_path / "a.nc").write_text("text")
     with pytest.raises(ValueError, match=r"expected a netCDF file, got .*a.nc, which does not open"):

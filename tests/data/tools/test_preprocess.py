@@ -124,6 +124,8 @@ def test_the_audit_finds_what_was_put_in(stored, dataset, tmp_path):
     ds["sst"][7, 3, 3] = 4000.0
     ds["rain"][..., 0, 0] = np.nan
     ds["rain"][33, 4, 4] = np.nan
+    ds["sst"].attrs["valid_max"] = 1000.0
+    ds["rain"].attrs["valid_range"] = [-1e9, 1e9]
     _, data, variables, store = stored(ds, test=["2001-01-09", "2001-01-15T18"])
     _, found = preprocess(store, variables, data, tmp_path / "out")
     by_kind = {(f.kind, f.channel): f for f in found.findings}
@@ -135,6 +137,10 @@ def test_the_audit_finds_what_was_put_in(stored, dataset, tmp_path):
     assert by_kind["outliers of the maximum", "sst"].detail.startswith("2001-01-02T18:00:00")
     assert by_kind["points that never have data", "rain"].detail == "0.93% of the grid's points"
     assert by_kind["points that never have data", "rain"].count == 1
+    invalid = by_kind["values outside the valid range", "sst"]
+    assert invalid.count == 1
+    assert invalid.detail.startswith("2001-01-02T18:00:00; ")
+    assert ("values outside the valid range", "rain") not in by_kind
     assert "median -2" in by_kind["suspicious units", "t"].detail
     quiet = {"u@850": {"missing fields"}, "sp": {"fields like the one before"}, "sun": set()}
     for channel, kinds in quiet.items():
