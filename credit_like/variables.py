@@ -6,9 +6,9 @@ Within a role, variables on levels (all levels of a variable together) come befo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from credit_like.errors import UserError
@@ -89,6 +89,18 @@ class Variables:
         """Return these variables with other outputs than the model's channels, as scores have them."""
         result = copy(self)
         result.__dict__["outputs"] = tuple(outputs)
+        return result
+
+    def with_units(self, units: Mapping[str, str]) -> Variables:
+        """Return these variables with the `units` in which they are read, by name; those without an entry stay as they are."""
+        result = copy(self)
+        result.__dict__.pop("outputs", None)
+        result._by_role = {
+            role: tuple(
+                replace(v, spec=v.spec.model_copy(update={"units": units.get(v.name, v.spec.units)})) for v in variables
+            )
+            for role, variables in self._by_role.items()
+        }
         return result
 
     @property

@@ -3,7 +3,7 @@
 Tensors: fp32, whole, under the model's own names. Metadata, each a JSON text:
     model           config, in_channels, out_channels, frames, height, width: arguments that build the module
     experiment      the resolved experiment
-    normalisation   per role: channel names in order, mean, std, change_std
+    normalisation   per role: channel names in order, units (also of their levels), mean, std, change_std
     grid            latitude, longitude
     checkpoint      step, weights (ema | raw), validation score, format version, code version
     origin          of a run that started from another one: path, sha256, step, experiment and kind of those weights

@@ -31,10 +31,10 @@ from credit_like.errors import UserError
 from credit_like.grid import Grid
 from credit_like.inference.forecast import forecast
 from credit_like.inference.times import refuse_gaps
-from credit_like.naming import hours_text
+from credit_like.naming import hours_text, units_text
 from credit_like.parallel.runtime import Runtime
 from credit_like.schema.experiment import Experiment
-from credit_like.variables import ROLES, Variables
+from credit_like.variables import ROLES, Variable, Variables
 
 _FAR = 20.0
 """Standard deviations between the mean of an initial field and that of the training data beyond which units differ."""
@@ -62,8 +62,9 @@ def load_forecaster(path: str | Path | Package, device: str | torch.device = "cp
 class Forecaster:
     """A trained model with everything that it needs except data.
 
-    `normalisation`: role → channels, mean, std, change_std, as in exports. `static` has static fields for data without
-    them. `sha256` is that of the weights' file, empty where it has not been computed.
+    `normalisation`: role → channels, units, level_units, mean, std, change_std, as in exports, of which those of earlier
+    releases have no units. `static` has static fields for data without them. `sha256` is that of the weights' file, empty
+    where it has not been computed.
     """
 
     def __init__(
@@ -77,7 +78,10 @@ class Forecaster:
     ) -> None:
         self.model, self.experiment, self.normalisation, self.grid = model, experiment, normalisation, grid
         self.static, self.sha256 = static, sha256
-        self.variables = Variables(experiment.data)
+        variables = Variables(experiment.data)
+        trained = {v.name: self._of_training("units", v) for v in variables if not v.spec.units}
+        self._units = {name: text for name, text in trained.items() if text}
+        self.variables = variables.with_units(self._units)
 
     def __repr__(self) -> str:
         data, grid = self.experiment.data, self.grid
@@ -132,7 +136,8 @@ class Forecaster:
         """Return the data as the model's store; absent diagnostic variables are filled with NaN.
 
         `names` are those of the data sets in messages, such as the paths of their files. The points of the model are
-        selected of a larger or shifted grid, and levels converted between Pa and hPa. Raises UserError as calling does.
+        selected of a larger or shifted grid, and values and levels converted to the units of the training data. Raises
+        UserError as calling does.
         """
         datasets = [dataset] if isinstance(dataset, xr.Dataset) else list(dataset)
         places = list(names) or [IN_MEMORY] * len(datasets)
@@ -142,6 +147,7 @@ class Forecaster:
             places += ["the package's static.nc"] if absent else []
         self._refuse_absent(datasets, places)
         datasets = [self._fitted(*part) for part in zip(datasets, places, strict=True)]
+        self._prepare_units(datasets, places)
         first = self.variables.role("prognostic")[0]
         main = next((i for i, d in enumerate(datasets) if find(first.name, map(str, d.data_vars))), None)
         for variable in self.variables.role("diagnostic"):
@@ -201,18 +207,51 @@ class Forecaster:
         wanted = sorted({level for variable in on_levels for level in variable.levels})
         level = dataset["level"]
         declared = str(level.attrs.get("units", ""))
-        if not _has(level.values, wanted):
-            for unit in ("hPa", "Pa"):
-                factor = units.conversion(declared, unit)[0] if units.same_dimensions(declared, unit) else 1.0
-                if _has(level.values * factor, wanted):
-                    return dataset.assign_coords(
-                        level=("level", np.round(level.values * factor, 6), {**level.attrs, "units": unit})
-                    )
+        of_training = {self._of_training("level_units", variable) for variable in on_levels}
+        trained = of_training.pop() if len(of_training) == 1 else ""
+        for unit, factor in _forms(declared, trained).items():
+            if _has(level.values * factor, wanted):
+                values = np.round(level.values * factor, 6)
+                attrs = {**level.attrs, "units": unit}
+                return dataset if factor == 1 else dataset.assign_coords(level=("level", values, attrs))
+        raise UserError(
+            f"{where}: expected levels {_listed(wanted, trained)} of {', '.join(v.name for v in on_levels)}, got "
+            f"{_listed(level.values, declared)}; give a file with the model's levels"
+        )
+
+    def _of_training(self, key: str, variable: Variable) -> str:
+        """Return the `units` or `level_units` of a variable in the training data, empty where they are not known."""
+        about = self.normalisation[variable.role]
+        found = dict(zip(about["channels"], about.get(key, ()), strict=False))
+        return str(found.get(variable.channels[0], ""))
+
+    def _prepare_units(self, datasets: Sequence[xr.Dataset], places: Sequence[str]) -> None:
+        """Declare the training data's units where the data have none, or unknown ones, so that values are read as they are.
+
+        Raises UserError for units that do not convert to those. Those of diagnostic variables do not count, because a
+        forecast does not read their values.
+        """
+        refused = []
+        for dataset, where in zip(datasets, places, strict=True):
+            for variable in self.variables:
+                name = find(variable.spec.var or variable.name, map(str, dataset.data_vars))
+                if name is None or variable.name not in self._units:
+                    continue
+                attrs, wanted = dataset[name].attrs, self._units[variable.name]
+                declared = str(attrs.get("units", ""))
+                try:
+                    is_known = units.between(declared, wanted) is not None
+                except UserError:
+                    is_known = False
+                    if variable.role != "diagnostic":
+                        refused.append(f"{variable.name} in {wanted!r} (got {declared!r} in {where})")
+                if not is_known:
+                    attrs["units"] = wanted
+        if refused:
             raise UserError(
-                f"{where}: expected levels {_listed(wanted)} of {', '.join(v.name for v in on_levels)}, got "
-                f"{_listed(level.values)}{f' {declared}' if declared else ''}; give a file with the model's levels"
+                f"expected units that convert to those of the training data: {', '.join(refused)}; convert the file, or correct "
+                "its units"
             )
-        return dataset
 
     def _refuse_other_units(self, fields_CHW: NDArray[np.float32]) -> None:
         """Raise UserError for a prognostic channel without any value, or far from all that the model was trained on."""
@@ -286,10 +325,26 @@ def _positions(there: NDArray[Any], wanted: NDArray[np.float64], axis: str, wher
     )
 
 
+def _forms(declared: str, trained: str) -> dict[str, float]:
+    """Return the units in which levels may be those of the model, and the factors that convert to them.
+
+    These are the units of the training data where both are known, else those declared, or a pressure in hPa or Pa. Levels
+    without units may be anything: a file of pressures may lack them, and numbers of layers have none.
+    """
+    if not any(units.same_dimensions(text, "1") for text in (declared, trained)):
+        try:
+            if (found := units.between(declared, trained)) is not None:
+                return {trained: found[0]}
+        except UserError:
+            return {}
+    pressures = [unit for unit in ("hPa", "Pa") if units.same_dimensions(declared, unit)]
+    return {declared: 1.0, **{unit: units.conversion(declared, unit)[0] for unit in pressures}}
+
+
 def _has(there: NDArray[Any], wanted: Sequence[float]) -> bool:
     """Return whether all wanted levels are there."""
     return all(np.isclose(there, level, rtol=1e-6, atol=0).any() for level in wanted)
 
 
-def _listed(levels: Sequence[float] | NDArray[Any]) -> str:
-    return ", ".join(f"{level:g}" for level in levels)
+def _listed(levels: Sequence[float] | NDArray[Any], unit: str) -> str:
+    return f"{', '.join(f'{level:g}' for level in levels)} {units_text(unit)}".rstrip()

@@ -23,7 +23,6 @@ from credit_like.checkpoint.manager import Checkpoint, CheckpointManager
 from credit_like.checkpoint.rng import random_state, seed_everything, set_random_state
 from credit_like.checkpoint.shards import beside, named_pieces
 from credit_like.context import Context
-from credit_like.data.statistics import Statistics
 from credit_like.errors import UserError
 from credit_like.layout import domain_text
 from credit_like.naming import counted
@@ -251,7 +250,7 @@ class TrainingState:
             "layout": self._layout(),
             "version": credit_like.__version__,
             "plugins": self._plugins,
-            "normalisation": _describe_channels(context.variables, context.statistics),
+            "normalisation": _describe_channels(context),
             "grid": {"latitude": grid.latitude.tolist(), "longitude": grid.longitude.tolist()},
         }
 
@@ -296,21 +295,25 @@ def _refuse_unsaved(key: str, state: Mapping[str, Any]) -> None:
             )
 
 
-def _describe_channels(variables: Variables, statistics: Statistics) -> dict[str, dict[str, list[Any]]]:
-    """Return names, mean, std and change_std of every channel, by role, for forecasts without the statistics file.
+def _describe_channels(context: Context) -> dict[str, dict[str, list[Any]]]:
+    """Return names, units, mean, std and change_std of every channel, by role, for forecasts without the statistics file.
 
     Channels of variables with a transform have it as text in `transform`; the numbers are those of the transformed values.
+    Units, and those of levels, are empty where the data do not declare them.
     """
-    result = {}
+    store, result = context.store, {}
     for role in ROLES:
-        mean, std, change = (part.tolist() for part in statistics.select(variables.role(role)))
+        variables = context.variables.role(role)
+        mean, std, change = (part.tolist() for part in context.statistics.select(variables))
         result[role] = {
-            "channels": Variables.channel_names(variables.role(role)),
+            "channels": Variables.channel_names(variables),
+            "units": [store.attrs(v).get("units", "") for v in variables for _ in v.channels],
+            "level_units": [store.level_units(v) if v.levels else "" for v in variables for _ in v.channels],
             "mean": mean,
             "std": std,
             "change_std": [None if x != x else x for x in change],
         }
-        if any(functions := transforms.names(variables.role(role))):
+        if any(functions := transforms.names(variables)):
             result[role]["transform"] = functions
     return result
 

@@ -47,6 +47,8 @@ def test_an_export_is_the_checkpoint_in_one_plain_file(run, tmp_path, weights) -
     assert found["experiment"] == checkpoint.meta["experiment"]
     assert found["normalisation"]["prognostic"] == {
         "channels": ["u", "v"],
+        "units": ["m s-1", "m s-1"],
+        "level_units": ["", ""],
         "mean": [0.0, 0.0],
         "std": [1.0, 1.0],
         "change_std": [0.5, 0.5],

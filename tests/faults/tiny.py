@@ -89,6 +89,9 @@ class Store:
     def period(self, periods):
         return np.arange(TIMES - 8)
 
+    def attrs(self, variable):
+        return {"units": "m s-1"}
+
 
 class Loader:
     """Micro-batches of one replica: each global batch is split over the replicas."""

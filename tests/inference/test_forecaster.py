@@ -14,7 +14,7 @@ from credit_like.checkpoint.export import export
 from credit_like.data.store import open_store
 from credit_like.errors import UserError
 from credit_like.inference.forecast import forecast
-from credit_like.inference.forecaster import load_forecaster
+from credit_like.inference.forecaster import Forecaster, load_forecaster
 from credit_like.schema.load import load_experiment
 from credit_like.variables import Variables
 from tests.experiments import DEMO, SHORT, SMALL_MODEL
@@ -128,6 +128,63 @@ def test_other_forms_of_the_same_fields_give_the_same_forecast(run, form):
     xr.testing.assert_equal(found, expected)
 
 
+def in_units(dataset, declared):
+    """The same fields in units that are a factor times those of the data: name → (factor, units)."""
+    return dataset.assign(
+        {name: (dataset[name] / factor).assign_attrs(units=units) for name, (factor, units) in declared.items()}
+    )
+
+
+OTHER_UNITS = {
+    "u": (1852 / 3600, "knots"),
+    "height": (1000, "km"),
+    "column_water": (1000, "m"),
+    "precipitation": (1, "kg m-2 s-1"),  # does not convert, and is not read
+    "orography": (1000, "km"),
+    "land_sea_mask": (0.01, "%"),
+}
+
+
+def test_units_are_those_of_the_training(run):
+    _, dataset, path = run
+    forecaster = load_forecaster(path)
+    (expected,) = forecaster(dataset, INIT[0], 1)
+    (found,) = forecaster(in_units(dataset, OTHER_UNITS), INIT[0], 1)
+    xr.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
+    assert {name: v.attrs["units"] for name, v in found.items()} == {n: v.attrs["units"] for n, v in expected.items()}
+    (found,) = forecaster(in_units(dataset, {"u": (1, "m/s"), "v": (1, "?"), "height": (1, "")}), INIT[0], 1)
+    xr.testing.assert_identical(found.drop_attrs(), expected.drop_attrs())
+    assert [found[name].attrs["units"] for name in ("u", "v", "height")] == ["m s-1", "m s-1", "m"]
+
+
+@pytest.mark.parametrize(("unit", "factor"), [("millibars", 1), ("Pa", 100)])
+def test_levels_are_in_the_units_of_the_training(run, unit, factor):
+    _, dataset, path = run
+    forecaster = load_forecaster(path)
+    (expected,) = forecaster(dataset, INIT[0], 1)
+    of_pressure = {role: {**about, "level_units": ["hPa"] * 9} for role, about in forecaster.normalisation.items()}
+    forecaster = Forecaster(forecaster.model, forecaster.experiment, of_pressure, forecaster.grid)
+    level = dataset["level"].values
+    (found,) = forecaster(dataset.assign_coords(level=("level", level * factor, {"units": unit})), INIT[0], 1)
+    xr.testing.assert_equal(found, expected)
+    for other in ("kPa", "m"):
+        with pytest.raises(UserError, match=f"expected levels 1, 2 hPa of u, v, height, got 1, 2 {other}; give"):
+            list(forecaster(dataset.assign_coords(level=("level", level, {"units": other})), INIT[0], 1))
+
+
+def test_an_export_without_units_takes_those_of_the_data(run):
+    """As those of earlier releases are."""
+    _, dataset, path = run
+    forecaster = load_forecaster(path)
+    without = {
+        role: {key: value for key, value in about.items() if key not in ("units", "level_units")}
+        for role, about in forecaster.normalisation.items()
+    }
+    forecaster = Forecaster(forecaster.model, forecaster.experiment, without, forecaster.grid)
+    (found,) = forecaster(in_units(dataset, {"height": (1, "K")}), INIT[0], 1)
+    assert found["height"].attrs["units"] == "K"
+
+
 def test_two_files_may_have_a_variable_under_different_aliases(run):
     """As for a training, the first one is read."""
     _, dataset, path = run
@@ -149,8 +206,9 @@ def test_sums_over_several_periods_do_not_stop_a_forecast(run):
     assert "period_hours" not in found["precipitation"].attrs  # the spacing of an analysis does not say it either
     assert changed["precipitation"].attrs == attrs
     for name in ("land_sea_mask", "u"):
+        changed = dataset[name].assign_attrs(period_hours="6 12")
         with pytest.raises(UserError, match=f"expected {name} of .* over one period, got 6, 12 h"):
-            load_forecaster(path)(dataset.assign({name: dataset[name].assign_attrs(attrs)}), INIT[0], 1)
+            load_forecaster(path)(dataset.assign({name: changed}), INIT[0], 1)
 
 
 def test_keys_of_an_experiment_are_explained(run):
@@ -201,8 +259,14 @@ def test_it_is_a_generator_outside_of_inference_mode(run):
             1,
             r"^expected u, orography in the data set given, got column_water, (?!.*precipitation)",
         ),
+        (
+            lambda d: in_units(d, {"u": (1, "K"), "orography": (1, "m2 s-2"), "v": (1, "knots")}),
+            INIT,
+            1,
+            r"data: u in 'm s-1' \(got 'K' in the data set given\), orography in 'm' \(got 'm2 s-2' in .*\); convert",
+        ),
     ],
-    ids=["variable", "time", "lead", "area", "points", "level", "several"],
+    ids=["variable", "time", "lead", "area", "points", "level", "several", "units"],
 )
 def test_what_does_not_fit_is_refused(run, change, init, leads, message):
     _, dataset, path = run
