@@ -111,10 +111,12 @@ def load_statistics(experiment: Experiment, store: FieldStore, variables: Variab
     Where the experiment names no file and none has been written yet, the main process fits them first, or takes those that
     the source holds. A run that starts from another one has a file of its own in either case: the channels of both keep the
     normalisation of the source, also if `preprocess` has written the file.
-    Raises UserError where the experiment names a file that does not exist, where the file is of other data
-    (`Statistics.refuse_other_data`), and where several ranks would wait for the main process to fit them (`refuse_long_fit`).
+    Raises UserError where the experiment names a file that does not exist, where the file or the source's weights are of other
+    data (`Statistics.refuse_other_data`), and where several ranks would wait for the main process to fit them (`refuse_long_fit`).
     """
     path = experiment.statistics_file
+    if runtime.is_main and experiment.start_from is not None and not has_checkpoints(experiment.save_loc):
+        transfer.refuse_other_units(transfer.Source.open(experiment.start_from), store)
     if runtime.is_main and (not path.exists() or _is_to_adopt(experiment, path, store)):
         own = Statistics.load(path, store) if path.exists() else None
         if own is not None and "adopted_from" not in own.dataset.attrs:

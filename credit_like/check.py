@@ -307,6 +307,7 @@ def _parameter_findings(store: Store, fresh: bool) -> Iterator[Finding]:
 
     def planned() -> None:
         source = transfer.Source.open(section)
+        transfer.refuse_other_units(source, store.fields)
         plan = transfer.plan(source, model, experiment.model, channels, section.missing)
         kind = phases(experiment)[0].experiment.trainer.optimizer.type
         transfer.check_optimizer(section, source, plan, kind)

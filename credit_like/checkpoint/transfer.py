@@ -29,12 +29,14 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from credit_like import transforms
-from credit_like.checkpoint.errors import DamagedCheckpoint
+from credit_like.checkpoint.errors import DamagedCheckpoint, reading_metadata
 from credit_like.checkpoint.export import find, find_unread
 from credit_like.checkpoint.format import MANIFEST, Piece, Reader
 from credit_like.checkpoint.manager import Checkpoint
 from credit_like.checkpoint.shards import named_pieces
+from credit_like.data import units
 from credit_like.data.statistics import Statistics
+from credit_like.data.store import FieldStore
 from credit_like.errors import UserError
 from credit_like.models import ChannelAxis, ModelConfig
 from credit_like.nn import init, spectral_norm
@@ -46,7 +48,7 @@ from credit_like.small_files import require_regular
 from credit_like.variables import ROLES, Variables
 
 Normalisation = Mapping[str, Mapping[str, Sequence[Any]]]
-"""Per role: `channels`, `mean`, `std` and `change_std`, as exports have them."""
+"""Per role: `channels`, `units`, `mean`, `std` and `change_std`, as exports have them."""
 
 
 @dataclass(frozen=True)
@@ -518,6 +520,30 @@ def _singular_vectors(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 # ---- normalisation ---------------------------------------------------------------------------------------------------
+
+
+def refuse_other_units(source: Source, store: FieldStore) -> None:
+    """Raise UserError where the data have channels of the source in other units than it was trained on.
+
+    Units that are not known are not compared.
+    """
+    now = {
+        (name, function): (variable.name, store.attrs(variable).get("units", ""))
+        for variable in store.variables
+        for name, function in zip(variable.channels, transforms.names([variable]), strict=True)
+    }
+    other: dict[str, str] = {}
+    with reading_metadata(source.path):
+        for about in (source.normalisation or {}).values():
+            for channel, was in zip(zip(*_functions(about), strict=True), about.get("units", ()), strict=False):
+                name, declared = now.get(channel, ("", ""))
+                if units.same(was, declared) is False:
+                    other[name] = f"{name} in {was!r} (got {declared!r})"
+    if other:
+        raise UserError(
+            f"start_from.path: expected data in the units of {source.path}, got others: {', '.join(other.values())}; give these "
+            "variables `units`, or another name where they are another quantity"
+        )
 
 
 def adopt(statistics: Statistics, source: Source) -> tuple[Statistics, list[str]]:

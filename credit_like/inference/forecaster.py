@@ -56,7 +56,9 @@ def load_forecaster(path: str | Path | Package, device: str | torch.device = "cp
         grid = Grid(*(np.array(export.metadata["grid"][axis]) for axis in ("latitude", "longitude")))
         normalisation = export.metadata["normalisation"]
     static = None if path.static is None else load_static(path.static)
-    return Forecaster(export.build().to(device), experiment, normalisation, grid, static, path.sha256)
+    model = export.build().to(device)
+    with reading_metadata(path.weights):
+        return Forecaster(model, experiment, normalisation, grid, static, path.sha256)
 
 
 class Forecaster:

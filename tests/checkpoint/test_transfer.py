@@ -370,6 +370,20 @@ def test_statistics_that_are_named_and_not_used_are_said(pretrained, tmp_path, c
     assert ("those of data.statistics are for the others" in caplog.text) == (fitted == "elsewhere")
 
 
+def test_data_in_other_units_than_the_source_s_are_refused(pretrained, tmp_path):
+    fields = "data.prognostic={{level: [{{name: u, units: {}}}, v, {{name: height, units: km}}], surface: []}}"
+    overrides = [*SHORT, *FITTING, f"start_from={pretrained}", f"save_loc={tmp_path / 'fine'}", fields.format("knots")]
+    message = r"in the units of .*, got others: u in 'm s-1' \(got 'knots'\), height in 'm' \(got 'km'\); give these"
+    with pytest.raises(UserError, match=f"(?s)start_from.path.*{message}"):
+        checked_experiment(DEMO, overrides)
+    with pytest.raises(UserError, match=f"^start_from.path: expected data {message}"):
+        build.train(load_experiment(DEMO, overrides))
+    assert not (tmp_path / "fine" / "statistics.nc").exists()
+    data = load_experiment(DEMO, [*overrides, fields.format("m/s").replace("km", "m")]).data
+    source = transfer.Source.open(StartFrom(path=str(pretrained)))
+    transfer.refuse_other_units(source, open_store(data, Variables(data)))
+
+
 def test_variables_that_are_added_start_at_rest(tmp_path):
     """What the source predicts is unchanged, a new prognostic variable does not change, and a new diagnostic is at its mean."""
     dry = ("data.prognostic={level: [u, v, height], surface: []}", "data.diagnostic={surface: []}")

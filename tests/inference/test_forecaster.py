@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import numpy as np
@@ -10,7 +11,8 @@ import torch
 import xarray as xr
 
 from credit_like import build
-from credit_like.checkpoint.export import export
+from credit_like.checkpoint.export import export, load_export
+from credit_like.checkpoint.format import write_tensors
 from credit_like.data.store import open_store
 from credit_like.errors import UserError
 from credit_like.inference.forecast import forecast
@@ -155,6 +157,15 @@ def test_units_are_those_of_the_training(run):
     (found,) = forecaster(in_units(dataset, {"u": (1, "m/s"), "v": (1, "?"), "height": (1, "")}), INIT[0], 1)
     xr.testing.assert_identical(found.drop_attrs(), expected.drop_attrs())
     assert [found[name].attrs["units"] for name in ("u", "v", "height")] == ["m s-1", "m s-1", "m"]
+
+
+def test_units_that_are_no_texts_are_one_message(run, tmp_path):
+    made = load_export(run[2])
+    made.metadata["normalisation"]["prognostic"]["units"] = 5
+    odd = tmp_path / "odd.safetensors"
+    write_tensors(odd, made.weights, {name: json.dumps(value) for name, value in made.metadata.items()})
+    with pytest.raises(UserError, match=r"expected the metadata of a checkpoint.*odd\.safetensors"):
+        load_forecaster(odd)
 
 
 @pytest.mark.parametrize(("unit", "factor"), [("millibars", 1), ("Pa", 100)])
