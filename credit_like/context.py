@@ -65,7 +65,7 @@ class Context:
     ) -> Context:
         """Return the context of a model that has its values: add corrections, normalisation, and the keys of its noise.
 
-        Raises UserError for a correction that cannot share columns, where these are shared.
+        Raises UserError for a correction that cannot share columns, where these are shared, or that the data do not suit.
         """
         refuse(column_findings(experiment))
         layout = {"rows": rows, "reduce": runtime.sum_over_domain}
@@ -73,6 +73,8 @@ class Context:
         physics = []
         for config in experiment.physics:
             plugin = registry.of("physics", config)
+            if check := getattr(plugin, "check_data", None):
+                check(config, store)
             given = wide if shares_columns(plugin) else layout
             physics.append(plugin.build(config, variables, store, statistics, **given))
         noise = None

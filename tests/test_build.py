@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,12 +24,16 @@ from credit_like.checkpoint.shards import Piece
 from credit_like.cli import app
 from credit_like.data import statistics
 from credit_like.errors import UserError
+from credit_like.evaluation.needs import open_truth
+from credit_like.inference.forecast import forecast_path, write_forecasts
 from credit_like.nn.area import identity
 from credit_like.parallel.runtime import Runtime
 from credit_like.schema.load import load_experiment
 from credit_like.schema.origin import StartFrom
 from credit_like.schema.phases import phases
+from credit_like.training.derived import DerivedFields
 from credit_like.variables import Variables
+from tests.derived import A, B, make_experiment, make_world
 from tests.experiments import DEMO, SHORT, SMALL_MODEL
 from tests.faults import tiny
 
@@ -344,3 +349,28 @@ def test_the_layout_of_a_training_does_not_bind_a_single_process(run, tmp_path):
     np.testing.assert_array_equal(ours, theirs)
     with pytest.raises(ValueError, match="tensor × domain = 2 × 2 = 4 divides, got 1"):
         build.train(here)
+
+
+def test_units_are_compared_without_check_too(tmp_path):
+    """Of what corrections, derived fields, their scores in training, and their truth are computed from."""
+    with xr.open_dataset(make_world(tmp_path) / "data.nc") as opened:
+        data = opened.load()
+    data["temperature"].attrs["units"], data["surface_pressure"].attrs["units"] = "degC", "hPa"
+    data.to_netcdf(tmp_path / "data.nc")
+    mass = {"type": "mass", "a": A.tolist(), "b": B.tolist()}
+    with pytest.raises(UserError, match=r"^physics.surface_pressure: expected surface_pressure in 'Pa', got 'hPa'"):
+        build.build_context(make_experiment(tmp_path, tmp_path / "run", physics=[mass]), Runtime())
+    derive = {"derive": [{"model_levels": str(tmp_path / "levels.yml")}, "geopotential"]}
+    message = "derive: expected temperature in 'K', got 'degC'"
+    written = make_experiment(tmp_path, tmp_path / "run", inference=derive)
+    context = build.build_context(written, Runtime())
+    with pytest.raises(UserError, match=f"^inference.{message}"):
+        write_forecasts(context, "step-1")
+    assert not forecast_path(written).exists()
+    scored = make_experiment(tmp_path, tmp_path / "run", evaluation=derive)
+    for function, arguments in (
+        (open_truth, (scored, context.store)),
+        (DerivedFields, (replace(context, experiment=scored),)),
+    ):
+        with pytest.raises(UserError, match=f"^evaluation.{message}"):
+            function(*arguments)

@@ -79,7 +79,7 @@ def open_truth(experiment: Experiment, store: FieldStore) -> FieldStore:
 
     Fields to derive are part of the result; where files of `evaluation.truth` hold all of them, they are read.
     Warns of variables that are sums over another time than in the experiment's data, which are not converted. Raises
-    UserError if a forecast variable is absent, or the truth is on another grid.
+    UserError if a forecast variable is absent, or in other units than a field is derived from, or the truth is on another grid.
     """
     derivation = scored_derivation(experiment, store.variables)
     if derivation is None:
@@ -87,6 +87,7 @@ def open_truth(experiment: Experiment, store: FieldStore) -> FieldStore:
     from credit_like.evaluation.derived import DerivedStore, published
     from credit_like.evaluation.sources import in_order_of
 
+    derivation.check_units(store)
     ground = derivation.ground(store)
     if experiment.evaluation.truth is not None:
         archived = {variable.name: published(variable) for variable in derivation.outputs}

@@ -347,10 +347,11 @@ class _Derive:
 
     @classmethod
     def of(cls, context: Context) -> _Derive | None:
-        """Return the derived fields to write, or None if there are none."""
+        """Return the derived fields to write, or None if there are none. Raises UserError where the data do not suit them."""
         derivation = written_derivation(context.experiment, context.variables)
         if derivation is None:
             return None
+        derivation.check_units(context.store)
         whole, grid = derivation.needs_neighbours, context.store.grid
         rows, columns = (slice(None), slice(None)) if whole else (context.rows, context.columns)
         ground = derivation.ground(context.store)

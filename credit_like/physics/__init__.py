@@ -12,9 +12,9 @@ time before the step as its third argument, and one with `after_epochs = n` is l
 training. A plug-in may also have `find(config, variables)`, which needs no torch: it returns the positions of the
 corrected quantities among the channels, and raises UserError for variables that the model does not have, so that
 `credit-like check` can report them. So it does with `check_data(config, store)`, which raises UserError for a grid,
-periods or units that do not suit the correction, and reads no fields; and with `check_mask(config, variables, mask)`, which raises
-UserError for variables that lack data where the correction needs them: `mask` (C, H, W) of what the model predicts is True at
-points that have data.
+periods or units that do not suit the correction, and reads no fields (it is called before `build` too); and with
+`check_mask(config, variables, mask)`, which raises UserError for variables that lack data where the correction needs them:
+`mask` (C, H, W) of what the model predicts is True at points that have data.
 """
 
 from __future__ import annotations

@@ -132,6 +132,12 @@ class _NoData:
     def attrs(self, _variable: Variable) -> dict[str, str]:
         return {}
 
+    def level_attrs(self, _variable: Variable) -> dict[str, str]:
+        return {}
+
+    def level_units(self, _variable: Variable) -> str:
+        return ""
+
 
 class _NoStatistics(Statistics):
     """Statistics with mean 0, standard deviations 1 and data at every point."""

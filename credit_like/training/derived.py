@@ -18,12 +18,14 @@ class DerivedFields:
     """The fields of `evaluation.derive` (else of `inference.derive`) for scores during training; none without the key.
 
     Fields that need neighbouring points are computed from the whole grid, so that their values are the same in every
-    layout. Raises UserError for fields that the model cannot supply.
+    layout. Raises UserError for fields that the model cannot supply, or data in other units than they are computed from.
     """
 
     def __init__(self, context: Context) -> None:
         self.derivation: Derivation | None = scored_derivation(context.experiment, context.variables)
         self.store, self.runtime = context.store, context.runtime
+        if self.derivation is not None:
+            self.derivation.check_units(self.store)
         self.part = (context.rows, context.columns)
         self.slices = Variables.slices(context.variables.outputs)
         derived = self.derivation.outputs if self.derivation else ()
