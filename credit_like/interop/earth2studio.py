@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from credit_like.checkpoint.package import open_package
+from credit_like.data import units
 from credit_like.data.aliases import find
 from credit_like.data.times import to_text
 from credit_like.errors import UserError
@@ -49,6 +50,17 @@ _SURFACE = {
     "snow_depth": "sd", "total_precipitation_6hr": "tp06", "total_precipitation_12hr": "tp12",
     "total_precipitation_24hr": "tp24", "total_precipitation": "tp",
 }  # fmt: skip
+_UNITS = {
+    **dict.fromkeys(("t", "t2m", "d2m", "sst", "skt"), "K"),
+    **dict.fromkeys(("u", "v", "u10m", "v10m", "u100m", "v100m"), "m s-1"),
+    **dict.fromkeys(("q",), "kg kg-1"),
+    **dict.fromkeys(("z",), "m2 s-2"),
+    **dict.fromkeys(("w",), "Pa s-1"),
+    **dict.fromkeys(("sp", "msl"), "Pa"),
+    **dict.fromkeys(("tcwv", "tcw"), "kg m-2"),
+    **dict.fromkeys(("tp", "tp06", "tp12", "tp24"), "m"),
+}
+"""Units of Earth2Studio's sources, as far as they all have the same."""
 _PRESSURE_LEVELS = frozenset((
     1, 2, 3, 5, 7, 10, 20, 30, 50, 70, 100, 125, 150, 175, 200, 225, 250, 300, 350, 400, 450, 500, 550, 600, 650, 700, 750,
     775, 800, 825, 850, 875, 900, 925, 950, 975, 1000,
@@ -75,10 +87,12 @@ def load_model(package: Package | str | Path, device: str | torch.device = "cpu"
 def names_of(variable: Variable, pressure: bool) -> tuple[str, ...]:
     """Return Earth2Studio's names of a variable's channels, or the channels' own where it has none.
 
-    `pressure`: whether levels are pressures in hPa.
+    `pressure`: whether levels are pressures in hPa. A variable that is known to be in other units has none.
     """
     table = _ON_LEVELS if variable.levels else _SURFACE
     known = find(variable.name, table)
+    if known is not None and units.same(variable.spec.units or "", _UNITS.get(table[known], "")) is False:
+        return variable.channels
     if known is None or (variable.levels and not (pressure and _PRESSURE_LEVELS.issuperset(variable.levels))):
         return variable.channels
     return tuple(f"{table[known]}{level:g}" for level in variable.levels) or (table[known],)
@@ -88,8 +102,8 @@ class Prognostic:
     """A model that satisfies Earth2Studio's protocol, with the numbers of `credit-like rollout`.
 
     Inputs are the prognostic channels and the forcing that persists; outputs the prognostic and diagnostic ones. Units are
-    those of the training data, which for ERA5 are those of Earth2Studio. Every initial state is forecast by itself. The
-    first dimension before `time`, if any, numbers the members of a model with noise.
+    those of the training data, which for ERA5 are those of Earth2Studio; variables in others have names of their own. Every
+    initial state is forecast by itself. The first dimension before `time`, if any, numbers the members of a model with noise.
     """
 
     def __init__(self, forecaster: Forecaster) -> None:

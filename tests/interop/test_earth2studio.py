@@ -66,6 +66,7 @@ def test_it_satisfies_the_protocol(package):
     model = load_model(package)
     assert isinstance(model, Documented)
     assert model.to("cpu") is model
+    assert model.forecaster.variables["height"].spec.units == "m"  # as in the training data
     coords = model.input_coords()
     assert isinstance(coords, OrderedDict)
     assert list(coords) == ["batch", "time", "lead_time", "variable", "lat", "lon"]
@@ -186,6 +187,14 @@ def test_a_package_may_be_remote(run, package, tmp_path):  # noqa: F811
 )
 def test_names_are_those_of_the_lexicon(name, levels, pressure, expected):
     assert names_of(Variable(name, "prognostic", levels, VariableSpec(name=name)), pressure) == expected
+
+
+@pytest.mark.parametrize(("unit", "known"), [("K", True), ("kelvin", True), ("", True), ("?", True), ("degC", False)])
+def test_a_variable_in_other_units_has_no_name_of_the_lexicon(unit, known):
+    spec = VariableSpec(name="t2m", units=unit)
+    assert names_of(Variable("2m_temperature", "prognostic", (), spec), True) == (
+        ("t2m",) if known else ("2m_temperature",)
+    )
 
 
 def test_what_does_not_fit_is_refused(run, package):  # noqa: F811
