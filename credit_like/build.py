@@ -288,7 +288,7 @@ def load_weights(context: Context, checkpoint: Checkpoint | None = None) -> str:
     Raises UserError where the run has no checkpoint, or one of another model, other variables or other statistics.
     """
     checkpoint = checkpoint or chosen_checkpoint(context.experiment, context.runtime)
-    refuse_other(checkpoint, context.experiment, context.variables, context.statistics)
+    refuse_other(checkpoint, context.experiment, context.variables, context.statistics, context.store)
     with reading_metadata(checkpoint.folder):
         plugins = registry.changed(checkpoint.meta.get("plugins", []), registry.record(context.experiment.plugins))
     if plugins and context.runtime.is_main:

@@ -329,7 +329,7 @@ def _checkpoint_findings(store: Store) -> Iterator[Finding]:
     def refuse() -> None:
         checkpoint = find_unread(folder)
         statistics = Statistics.load(path, store.fields) if path.exists() else None
-        refuse_other(checkpoint, experiment, store.variables, statistics)
+        refuse_other(checkpoint, experiment, store.variables, statistics, store.fields)
 
     yield from _refusal(("save_loc",), refuse)
 

@@ -15,6 +15,7 @@ from credit_like.checkpoint import transfer
 from credit_like.checkpoint.errors import reading_metadata
 from credit_like.checkpoint.manager import Checkpoint
 from credit_like.data.statistics import Statistics
+from credit_like.data.store import FieldStore
 from credit_like.errors import UserError
 from credit_like.schema.experiment import Experiment
 from credit_like.variables import Variables
@@ -24,11 +25,20 @@ _RTOL = 1e-5
 
 
 def refuse_other(
-    checkpoint: Checkpoint, experiment: Experiment, variables: Variables, statistics: Statistics | None
+    checkpoint: Checkpoint,
+    experiment: Experiment,
+    variables: Variables,
+    statistics: Statistics | None,
+    store: FieldStore | None = None,
 ) -> None:
-    """Raise UserError where the weights of a checkpoint belong to another model, other variables or other statistics."""
+    """Raise UserError where the weights of a checkpoint belong to another model, or other variables, statistics or units.
+
+    Units are those of `store`; without one they are not compared.
+    """
     with reading_metadata(checkpoint.folder):
         found = list(_differences(checkpoint.meta, experiment, variables, statistics))
+        for name, was, now in [] if store is None else transfer.other_units(checkpoint.meta["normalisation"], store):
+            found.append(f"{name} was in {was!r} and is in {now!r}")
     if found:
         raise UserError(
             f"{checkpoint.folder}: expected the experiment of these weights, got another one: {'; '.join(found)}; undo this, or "

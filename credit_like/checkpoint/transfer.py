@@ -523,7 +523,20 @@ def _singular_vectors(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def refuse_other_units(source: Source, store: FieldStore) -> None:
-    """Raise UserError where the data have channels of the source in other units than it was trained on.
+    """Raise UserError where the data have channels of the source in other units than it was trained on."""
+    with reading_metadata(source.path):
+        other = [
+            f"{name} in {was!r} (got {now!r})" for name, was, now in other_units(source.normalisation or {}, store)
+        ]
+    if other:
+        raise UserError(
+            f"start_from.path: expected data in the units of {source.path}, got others: {', '.join(other)}; give these "
+            "variables `units`, or another name where they are another quantity"
+        )
+
+
+def other_units(normalisation: Normalisation, store: FieldStore) -> list[tuple[str, str, str]]:
+    """Return the variables that the data have in other units than those of these channels: name, the channels' and the data's.
 
     Units that are not known are not compared.
     """
@@ -532,18 +545,13 @@ def refuse_other_units(source: Source, store: FieldStore) -> None:
         for variable in store.variables
         for name, function in zip(variable.channels, transforms.names([variable]), strict=True)
     }
-    other: dict[str, str] = {}
-    with reading_metadata(source.path):
-        for about in (source.normalisation or {}).values():
-            for channel, was in zip(zip(*_functions(about), strict=True), about.get("units", ()), strict=False):
-                name, declared = now.get(channel, ("", ""))
-                if units.same(was, declared) is False:
-                    other[name] = f"{name} in {was!r} (got {declared!r})"
-    if other:
-        raise UserError(
-            f"start_from.path: expected data in the units of {source.path}, got others: {', '.join(other.values())}; give these "
-            "variables `units`, or another name where they are another quantity"
-        )
+    other: dict[str, tuple[str, str, str]] = {}
+    for about in normalisation.values():
+        for channel, was in zip(zip(*_functions(about), strict=True), about.get("units", ()), strict=False):
+            name, declared = now.get(channel, ("", ""))
+            if units.same(was, declared) is False:
+                other[name] = name, was, declared
+    return list(other.values())
 
 
 def adopt(statistics: Statistics, source: Source) -> tuple[Statistics, list[str]]:

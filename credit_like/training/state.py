@@ -193,7 +193,7 @@ class TrainingState:
         Raises UserError where its variables, statistics, model or optimiser are not those of this experiment.
         """
         meta, experiment = checkpoint.meta, self.context.experiment
-        refuse_other(checkpoint, experiment, self.context.variables, self.context.statistics)
+        refuse_other(checkpoint, experiment, self.context.variables, self.context.statistics, self.context.store)
         averages = set(checkpoint.names("ema/"))
         pieces = {n: piece for n, piece in self.pieces().items() if not n.startswith("ema/") or n in averages}
         prefixes = ("model/", "optimizer/", "ema/") if self.ema is not None else ("model/", "optimizer/")

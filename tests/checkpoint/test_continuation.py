@@ -66,12 +66,16 @@ CHANGES = {
     "heads": ("plain", ["model.dim_head=4"], "model.dim_head was 8 and is 4"),
     "time step": ("plain", ["data.timestep=12h", "data.source.steps=60", "inference.lead=12h"], "data.timestep was 6h and is 12h"),
     "statistics": ("plain", other_statistics, "the statistics are not those of the training: u@1"),
+    "units": (
+        "lora", ["data.prognostic={level: [{name: u, units: knots}, v, height], surface: [column_water]}"],
+        "u was in 'm s-1' and is in 'knots'",
+    ),
     "alpha": ("lora", ["start_from.lora={rank: 2, alpha: 40}"], r"start_from.lora was .*4.0.* and is .*40.0"),
     "rank": ("lora", ["start_from.lora={rank: 3, alpha: 4}"], "start_from.lora was"),
 }  # fmt: skip
 
 
-EVERYDAY = ("order of levels", "state", "statistics", "alpha")
+EVERYDAY = ("order of levels", "state", "statistics", "units", "alpha")
 
 
 @pytest.mark.parametrize("change", [c if c in EVERYDAY else pytest.param(c, marks=pytest.mark.slow) for c in CHANGES])
@@ -85,7 +89,7 @@ def test_other_weights_are_refused_by_every_command(finished, tmp_path, change):
         overrides(run)
     else:
         sets += overrides
-        if kind == "plain" and overrides[0].startswith("data."):
+        if overrides[0].startswith("data."):
             (run / "statistics.nc").unlink()
     experiment = load_experiment(FILE, sets)
     before = {path: path.read_bytes() for path in (run / "checkpoints").rglob("*") if path.is_file()}

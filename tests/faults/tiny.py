@@ -179,6 +179,7 @@ def trainer(
     runtime = runtime or Runtime()
     e = experiment(save_loc, **section)
     variables, statistics, store = Variables(e.data), Statistics(), Store(frozenset(poison))
+    store.variables = variables
     torch.manual_seed(0)
     noise = NoiseKeys(store.times.astype(np.int64), e.seed) if e.trainer.members > 1 else None
     model = Model(variables.in_channels, variables.out_channels, width, dropout, noise is not None)
