@@ -7,6 +7,7 @@ torch is imported only where the experiment requests a GPU of this machine.
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -41,6 +42,7 @@ from credit_like.schema.load import load_partly
 from credit_like.schema.partial import visible
 from credit_like.schema.phases import Phase, phases, written_at
 from credit_like.schema.places import has_checkpoints, write_findings
+from credit_like.small_files import read_small
 from credit_like.variables import ROLES, Variable, Variables
 
 if TYPE_CHECKING:
@@ -316,12 +318,13 @@ def _parameter_findings(store: Store, fresh: bool) -> Iterator[Finding]:
 
 
 def _checkpoint_findings(store: Store) -> Iterator[Finding]:
-    """Yield in what the weights of the run's newest checkpoint are those of another experiment."""
+    """Yield in what the weights of the run's newest checkpoint are those of another experiment, and a step without weights."""
     experiment, folder = store.experiment, FilePath(store.experiment.save_loc)
     if not has_checkpoints(folder):
         return
     from credit_like.checkpoint.continuation import refuse_other
     from credit_like.checkpoint.export import find_unread
+    from credit_like.checkpoint.manager import steps
     from credit_like.data.statistics import Statistics
 
     path = experiment.statistics_file
@@ -332,6 +335,21 @@ def _checkpoint_findings(store: Store) -> Iterator[Finding]:
         refuse_other(checkpoint, experiment, store.variables, statistics, store.fields)
 
     yield from _refusal(("save_loc",), refuse)
+    wanted, there = experiment.inference.checkpoint, steps(folder / "checkpoints")
+    # A training that goes on may still save a later step.
+    if isinstance(wanted, int) and wanted not in there and (wanted < max(there) or _is_finished(folder)):
+        yield (
+            ("inference", "checkpoint"),
+            f"expected a step with a checkpoint in {folder / 'checkpoints'} ({', '.join(map(str, there))}), got {wanted}, "
+            "change it",
+        )
+
+
+def _is_finished(folder: FilePath) -> bool:
+    """Return whether the training of a run has ended."""
+    with suppress(OSError, ValueError, AttributeError):
+        return json.loads(read_small(folder / "status.json")).get("state") == "finished"
+    return False
 
 
 def _steps_findings(store: Store, phase: Phase) -> Iterator[Finding]:

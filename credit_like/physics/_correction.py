@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from collections import Counter
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
 
 from credit_like.schema.base import Section
+
+
+def _each_once(names: tuple[str, ...]) -> tuple[str, ...]:
+    if repeated := [name for name, times in Counter(names).items() if times > 1]:
+        raise ValueError(f"expected each variable once, got {', '.join(repeated)} more often; change it")
+    return names
+
+
+Names = Annotated[tuple[str, ...], AfterValidator(_each_once)]
+"""Variables that a correction changes, each of them once."""
 
 
 class Correction(Section):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import model_validator
 
 from credit_like.physics._column import channels_of
-from credit_like.physics._correction import Correction
+from credit_like.physics._correction import Correction, Names
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -30,7 +30,7 @@ class Config(Correction):
     """The predicted variables to clip, and their bounds in their own units."""
 
     type: Literal["clip"] = "clip"
-    variables: tuple[str, ...] = ()
+    variables: Names = ()
     """Predicted variables to clip."""
     minimum: float | None = 0.0
     """Lower bound, in the units of the variables; null = none."""

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from credit_like.physics._column import channels_of
-from credit_like.physics._correction import Correction
+from credit_like.physics._correction import Correction, Names
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -31,7 +31,7 @@ class Config(Correction):
     """The prognostic variables whose global means are conserved."""
 
     type: Literal["conserve"] = "conserve"
-    variables: tuple[str, ...] = ()
+    variables: Names = ()
     """Prognostic variables, each level of which keeps its global mean."""
 
 

@@ -22,7 +22,7 @@ from pydantic import Field, model_validator
 from credit_like.errors import UserError
 from credit_like.physics._climatology import check_period, climatology
 from credit_like.physics._column import channels_of
-from credit_like.physics._correction import Correction
+from credit_like.physics._correction import Correction, Names
 from credit_like.physics._gaps import refuse_gaps
 from credit_like.schema.data import Periods
 
@@ -41,7 +41,7 @@ class Config(Correction):
     """The predicted variables to relax, how fast, and the period whose mean they are relaxed to."""
 
     type: Literal["relax"] = "relax"
-    variables: tuple[str, ...] = ()
+    variables: Names = ()
     """Predicted variables whose zonal means are relaxed."""
     rate: float = Field(default=0.01, gt=0, le=1)
     """Part of the deviation of a zonal mean that a step removes."""

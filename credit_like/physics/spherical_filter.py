@@ -26,7 +26,7 @@ from pydantic import Field
 from credit_like.errors import UserError
 from credit_like.physics._climatology import check_period, climatology
 from credit_like.physics._column import channels_of
-from credit_like.physics._correction import Correction
+from credit_like.physics._correction import Correction, Names
 from credit_like.physics._gaps import refuse_gaps
 from credit_like.schema.data import Periods
 
@@ -47,7 +47,7 @@ class Config(Correction):
     """The predicted variables to filter, the highest total wavenumber that remains, and the damping of those below."""
 
     type: Literal["spherical-filter"] = "spherical-filter"
-    variables: tuple[str, ...] = ()
+    variables: Names = ()
     """Predicted variables to filter, other than components of the wind."""
     winds: tuple[str, ...] = ()
     """Components of the wind along and across circles of latitude."""

@@ -28,7 +28,7 @@ from pydantic import Field
 from credit_like.errors import UserError
 from credit_like.physics._climatology import check_period, states
 from credit_like.physics._column import channels_of
-from credit_like.physics._correction import Correction
+from credit_like.physics._correction import Correction, Names
 from credit_like.physics._gaps import refuse_gaps
 from credit_like.schema.data import Periods
 
@@ -54,7 +54,7 @@ class Config(Correction):
     """The predicted variables, the waves that are rescaled, and how fast their energy approaches which target."""
 
     type: Literal["zonal-energy"] = "zonal-energy"
-    variables: tuple[str, ...] = ()
+    variables: Names = ()
     """Variables whose waves are rescaled: prognostic ones, or with `climatology` any predicted ones."""
     lowest: int = Field(default=1, ge=1)
     """Lowest zonal wavenumber that is rescaled."""

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from credit_like.errors import UserError
 from credit_like.physics._column import channels_of
-from credit_like.physics._correction import Correction
+from credit_like.physics._correction import Correction, Names
 from credit_like.physics._gaps import refuse_gaps
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Config(Correction):
     """The predicted variables to filter, and the highest zonal wavenumber that remains."""
 
     type: Literal["zonal-filter"] = "zonal-filter"
-    variables: tuple[str, ...] = ()
+    variables: Names = ()
     """Predicted variables to filter."""
     highest: int = Field(default=21, ge=1)
     """Highest zonal wavenumber that remains."""

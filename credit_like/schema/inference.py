@@ -153,7 +153,7 @@ class InferenceSection(Section):
     """Length of a forecast: a duration (10d) or a number of steps (40)."""
     output: plugin("writer", default="zarr") = Field(default={"type": "zarr"})  # type: ignore[valid-type]
     """Format of the forecast files, by its `type` (or `format`), and its keys."""
-    checkpoint: Literal["newest", "best"] | Annotated[int, Field(ge=0)] = "newest"
+    checkpoint: Literal["newest", "best"] | Annotated[int, Field(ge=0, strict=True)] = "newest"
     """The checkpoint to forecast with: the newest, the `best` by validation loss, or that of a step."""
     weights: Literal["ema", "raw"] = "ema"
     """Use the moving average of the weights if the run has one (`ema`), or the trained weights (`raw`)."""

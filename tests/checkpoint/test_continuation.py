@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -154,6 +155,28 @@ def test_preprocess_keeps_the_statistics_of_a_trained_run(finished, tmp_path, ca
     (run / "statistics.nc").unlink()
     assert not preprocessed(same)  # what was lost comes back
     checked_experiment(FILE, same, continuing=True)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "state", "found"), [(1, "running", True), (9, "finished", True), (9, "running", False)]
+)
+def test_a_step_without_a_checkpoint_is_found_by_check(finished, tmp_path, wanted, state, found):
+    """A training that goes on may still save a later one."""
+    run = tmp_path / "run"
+    shutil.copytree(finished / "plain", run)
+    (run / "status.json").write_text(json.dumps({"state": state}))
+    sets = [*BASE, f"save_loc={run}", f"inference.checkpoint={wanted}"]
+    refused = pytest.raises(
+        ExperimentError, match=rf"inference.checkpoint: expected a step .*\(2\), got {wanted}, change it"
+    )
+    with refused if found else nullcontext():
+        checked_experiment(FILE, sets, continuing=True)
+
+
+@pytest.mark.parametrize("value", ["true", "false", "1.0", "-1"])
+def test_a_checkpoint_is_a_whole_number(value):
+    with pytest.raises(ExperimentError, match="inference.checkpoint"):
+        load_experiment(FILE, [*BASE, f"inference.checkpoint={value}"])
 
 
 def preprocessed(overrides, *options):
