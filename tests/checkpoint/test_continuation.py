@@ -175,7 +175,7 @@ def test_a_step_without_a_checkpoint_is_found_by_check(finished, tmp_path, wante
 
 @pytest.mark.parametrize("value", ["true", "false", "1.0", "-1"])
 def test_a_checkpoint_is_a_whole_number(value):
-    with pytest.raises(ExperimentError, match="inference.checkpoint"):
+    with pytest.raises(ExperimentError, match=r"inference\.checkpoint"):
         load_experiment(FILE, [*BASE, f"inference.checkpoint={value}"])
 
 
