@@ -65,13 +65,13 @@ class GribWriter(FilePerInit):
             raise UserError(
                 f"inference.output.type: expected the standard calendar for grib, got {calendar_of(layout.init)}; {_ELSE}"
             )
+        with locked():
+            parameters = {name: _parameter(name) for name in layout.chosen}
+            self.kinds = {name: self._kind(name, parameter) for name, parameter in parameters.items()}
         self.levels = {
             name: {level: self._level_keys(name, level) for level in levels or ()}
             for name, levels in layout.chosen.items()
         }
-        with locked():
-            parameters = {name: _parameter(name) for name in layout.chosen}
-            self.kinds = {name: self._kind(name, parameter) for name, parameter in parameters.items()}
         self.hours = {name: self._hours(name) for name, parameter in parameters.items() if parameter in _SUMS}
 
     def _hours(self, name: str) -> int:
