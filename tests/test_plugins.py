@@ -107,6 +107,7 @@ def test_a_checkpoint_and_an_export_keep_version_and_hash(run, tmp_path, caplog)
     assert "plug-ins changed since the export of weights.safetensors: moved (none → 1.2, sha256 " in caplog.text
 
 
+@pytest.mark.slow
 def test_a_resumed_run_says_that_its_plugins_changed(run, tmp_path, caplog):
     folder = shutil.copytree(run[1].parent, tmp_path / "copy")
     file = folder / "parts" / "experiment.yml"

@@ -122,6 +122,7 @@ def state_of(folder, step):
     return {name: checkpoint.read(name) for name in checkpoint.names("")}
 
 
+@pytest.mark.slow
 def test_what_is_never_trained_goes_on_bitwise_too(tmp_path) -> None:
     """Its singular vectors stay as they are at the start, where they come from no checkpoint."""
     phases = "[{epochs: 1, freeze: ['stages.*']}, {epochs: 1, freeze: ['stages.*', 'head.*']}]"

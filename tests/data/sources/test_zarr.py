@@ -307,7 +307,12 @@ def test_variables_behind_urls_are_read_together(path, behind_urls):
 
 
 @pytest.mark.parametrize(
-    "path", ["http://127.0.0.1:9/era5_%Y.zarr", "nosuch://bucket/*.zarr", "s3://bucket/era5_*.zarr"]
+    "path",
+    [
+        "http://127.0.0.1:9/era5_%Y.zarr",
+        "nosuch://bucket/*.zarr",
+        pytest.param("s3://bucket/era5_*.zarr", marks=pytest.mark.slow),  # its library tries again for seconds
+    ],
 )
 def test_a_server_that_lists_nothing_is_one_message(path, monkeypatch):
     pytest.importorskip("s3fs")
