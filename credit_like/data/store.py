@@ -31,7 +31,7 @@ from credit_like.data.sources._conventions import DIFFERS, DIMS, PERIOD, Repeate
 from credit_like.data.sources._files import FileConfig
 from credit_like.data.times import Times, calendar_of, from_seconds, nearest_in_year, parse, seconds, to_text
 from credit_like.errors import RunError, UserError
-from credit_like.grid import Grid
+from credit_like.grid import Grid, turn
 from credit_like.schema.base import format_duration
 from credit_like.schema.data import DataSection, Periods
 from credit_like.variables import ROLES, Variable, Variables
@@ -184,17 +184,16 @@ class FieldStore:
         self._pid = os.getpid()
         self._order: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
 
-    def in_order(self, grid: Grid, rows: Sequence[int], columns: Sequence[int]) -> FieldStore:
+    def in_order(self, grid: Grid, rows: NDArray[np.int64], columns: NDArray[np.int64]) -> FieldStore:
         """Return this store with its rows and columns in another order, in which they are those of `grid`.
 
         It reads whole fields, whatever part is asked for.
         """
         other = copy.copy(self)
         other._datasets, other._pool = dict(self._datasets), None
-        order = np.asarray(rows, np.int64), np.asarray(columns, np.int64)
         if self._order is not None:
-            order = self._order[0][order[0]], self._order[1][order[1]]
-        other.grid, other._order = grid, order
+            rows, columns = self._order[0][rows], self._order[1][columns]
+        other.grid, other._order = grid, (rows, columns)
         return other
 
     def __getstate__(self) -> dict[str, Any]:
@@ -1050,7 +1049,7 @@ def _common_grid(
 
 def _refuse_uneven_columns(longitude: NDArray[np.float64]) -> None:
     """Raise UserError for longitudes that are not evenly spaced: means over an area weight the rows of a grid alone."""
-    steps = (np.diff(longitude) + 180) % 360 - 180
+    steps = turn(np.diff(longitude))
     if len(steps) > 1 and not np.allclose(steps, np.median(steps), rtol=0.02):
         raise UserError(
             f"expected longitudes at even spacing, got steps from {steps.min():g} to {steps.max():g} degrees; regrid the files, "

@@ -397,8 +397,10 @@ def in_order_of(grid: Grid, truth: FieldStore) -> FieldStore:
     point by point. Raises UserError for a truth on another grid.
     """
     what = "those of this experiment"
-    rows = match(truth.grid.latitude, grid.latitude, "latitude", what)
-    columns = match(truth.grid.longitude % 360, grid.longitude % 360, "longitude", what)
+    rows = match(grid.latitude, truth.grid.latitude, "latitude", what)
+    columns = match(grid.longitude % 360, truth.grid.longitude % 360, "longitude", what)
     if rows == [*range(len(rows))] and columns == [*range(len(columns))]:
         return truth
-    return truth.in_order(grid, rows, columns)
+    return truth.in_order(
+        grid, *map(np.argsort, (rows, columns))
+    )  # the inverse: where each of the grid's is in the truth

@@ -283,6 +283,16 @@ def test_scores_do_not_depend_on_the_units_of_the_truth(world, tmp_path):
         np.testing.assert_allclose(*(found[variable.name] for found in results), rtol=1e-3, atol=1e-5)
 
 
+def test_a_truth_of_a_part_of_the_grid_is_refused_with_the_columns_of_both(world, tmp_path):
+    experiment, store, _, _ = world
+    own = xr.load_dataset(experiment.data.source[0].path)
+    own.isel(longitude=slice(0, 6)).to_netcdf(tmp_path / "truth.nc")
+    width, theirs = len(own["longitude"]), own["longitude"].values
+    columns = f"from {theirs[0]:g} to {theirs[5]:g}, got {width} from {theirs[0]:g} to {theirs[-1]:g}"
+    with pytest.raises(UserError, match=rf"truth's 6 longitudes {columns} in those of this experiment"):
+        open_truth(with_truth(experiment, tmp_path / "truth.nc"), store)
+
+
 def test_a_truth_of_another_quantity_is_refused(world, tmp_path):
     experiment, store, _, _ = world
     own = xr.load_dataset(experiment.data.source[0].path)
