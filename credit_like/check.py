@@ -7,7 +7,6 @@ torch is imported only where the experiment requests a GPU of this machine.
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -41,8 +40,7 @@ from credit_like.schema.inference import InferenceSection
 from credit_like.schema.load import load_partly
 from credit_like.schema.partial import visible
 from credit_like.schema.phases import Phase, phases, written_at
-from credit_like.schema.places import has_checkpoints, write_findings
-from credit_like.small_files import read_small
+from credit_like.schema.places import has_checkpoints, state_of, write_findings
 from credit_like.variables import ROLES, Variable, Variables
 
 if TYPE_CHECKING:
@@ -337,19 +335,12 @@ def _checkpoint_findings(store: Store) -> Iterator[Finding]:
     yield from _refusal(("save_loc",), refuse)
     wanted, there = experiment.inference.checkpoint, steps(folder / "checkpoints")
     # A training that goes on may still save a later step.
-    if isinstance(wanted, int) and wanted not in there and (wanted < max(there) or _is_finished(folder)):
+    if isinstance(wanted, int) and wanted not in there and (wanted < max(there) or state_of(folder) == "finished"):
         yield (
             ("inference", "checkpoint"),
             f"expected a step with a checkpoint in {folder / 'checkpoints'} ({', '.join(map(str, there))}), got {wanted}, "
             "change it",
         )
-
-
-def _is_finished(folder: FilePath) -> bool:
-    """Return whether the training of a run has ended."""
-    with suppress(OSError, ValueError, AttributeError):
-        return json.loads(read_small(folder / "status.json")).get("state") == "finished"
-    return False
 
 
 def _steps_findings(store: Store, phase: Phase) -> Iterator[Finding]:

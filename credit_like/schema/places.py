@@ -5,8 +5,10 @@ The checks look at paths only, so they can run before any file is opened.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -14,6 +16,7 @@ from pydantic import BaseModel
 from credit_like.outputs import begins_with
 from credit_like.schema.errors import Path as Key
 from credit_like.schema.experiment import Experiment
+from credit_like.small_files import read_small
 
 FILES = ("experiment.yml", "status.json", "log.jsonl")
 """Files that training writes in `save_loc`, besides its folders."""
@@ -49,6 +52,14 @@ def shows_a_run(folder: str | Path) -> bool:
 def has_checkpoints(folder: str | Path) -> bool:
     """Return whether a run in a folder has saved a checkpoint, intact or not."""
     return any((Path(folder) / "checkpoints").glob("step-*"))
+
+
+def state_of(folder: str | Path) -> str | None:
+    """Return the state that status.json of a run says, None where it cannot be read."""
+    with suppress(OSError, ValueError, RecursionError):
+        status = json.loads(read_small(Path(folder) / "status.json"))
+        return str(status["state"]) if isinstance(status, dict) and "state" in status else None
+    return None
 
 
 def write_findings(experiment: Experiment, fresh: bool = False) -> Iterator[tuple[Key, str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
@@ -29,8 +28,8 @@ from credit_like.parallel.device import shown
 from credit_like.parallel.fsdp2 import fsdp2_dtype
 from credit_like.parallel.runtime import Runtime
 from credit_like.schema.load import dump_experiment
+from credit_like.schema.places import state_of
 from credit_like.schema.trainer import PhaseKeys
-from credit_like.small_files import read_small
 from credit_like.training.loop import Loop, Outcome
 from credit_like.training.memory import memory_explained
 from credit_like.training.monitor import Monitor, write_status
@@ -296,11 +295,7 @@ def _newest_step(folder: Path) -> int:
 
 def _keeps_status(folder: Path) -> bool:
     """Return whether status.json says how a run with checkpoints ended, which remains true where a start of it is refused."""
-    with suppress(OSError, ValueError, RecursionError):
-        status = json.loads(read_small(folder / "status.json"))
-        ended = isinstance(status, dict) and status.get("state") in ("continue", "finished", "failed")
-        return ended and _newest_step(folder) > 0
-    return False
+    return state_of(folder) in ("continue", "finished", "failed") and _newest_step(folder) > 0
 
 
 def _write_failure(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -127,54 +128,47 @@ def test_a_run_is_not_removed_without_force(run) -> None:
 
 def test_nothing_is_removed_while_another_process_trains(run) -> None:
     """The lock is of another process: those of one process do not exclude each other."""
-    context = multiprocessing.get_context("fork")
-    held, done = context.Event(), context.Event()
-    other = context.Process(target=_hold, args=(run, held, done))
-    other.start()
-    assert held.wait(900)
-    before = contents(run)
-    try:
+    with held_by_another(RunLock(run)):
+        before = contents(run)
         with pytest.raises(Locked, match="is in use by"):
             clear_run(run, force=True)
         # All ranks are refused alike, so the error that is raised is the one that was broadcast.
         with pytest.raises(UserError, match="is in use by"):
             build._start_anew(run, True, True, Runtime())
         assert contents(run) == before
-    finally:
-        done.set()
-        other.join(60)
     clear_run(run, force=True)
     assert not (run / "log.jsonl").exists()
 
 
 def test_nothing_is_removed_while_forecasts_are_written(run) -> None:
-    """The store would be lost under a process that goes on to write to it."""
-    context = multiprocessing.get_context("fork")
-    held, done = context.Event(), context.Event()
-    other = context.Process(target=_hold_forecasts, args=(run / "forecasts", held, done))
-    other.start()
-    assert held.wait(900)
-    before = contents(run)
-    try:
+    """The store would be lost under a process that goes on to write to it, here the second of several forecasts."""
+    forecasts = run / "forecasts"
+    with held_by_another(FileLock(forecasts / ".lock", forecasts, "", places=[1], names=["the second"])):
+        before = contents(run)
         with pytest.raises(Locked, match=r"forecasts is in use by a rollout; wait for it to end or stop it"):
             clear_run(run, force=True)
         assert contents(run) == before
+    clear_run(run, force=True)
+    assert not forecasts.exists()
+
+
+@contextmanager
+def held_by_another(lock: FileLock):
+    """Have another process hold a lock."""
+    context = multiprocessing.get_context("fork")
+    held, done = context.Event(), context.Event()
+    other = context.Process(target=_hold, args=(lock, held, done))
+    other.start()
+    assert held.wait(900)
+    try:
+        yield
     finally:
         done.set()
         other.join(60)
-    clear_run(run, force=True)
-    assert not (run / "forecasts").exists()
 
 
-def _hold_forecasts(folder, held, done) -> None:
-    """Lock the second of several forecasts."""
-    with FileLock(folder / ".lock", folder, "", places=[1], names=["the second"]):
-        held.set()
-        done.wait(900)
-
-
-def _hold(folder, held, done) -> None:
-    with RunLock(folder):
+def _hold(lock, held, done) -> None:
+    with lock:
         held.set()
         done.wait(900)
 

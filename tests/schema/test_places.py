@@ -7,6 +7,7 @@ import os
 import pytest
 
 from credit_like.check import checked_experiment
+from credit_like.schema import places
 from credit_like.schema.errors import ExperimentError
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.places import place_findings
@@ -143,3 +144,15 @@ def test_what_a_training_cannot_write_is_found_before_it_begins(tmp_path, monkey
         checked_experiment(DEMO, overrides, training=True)
     if name != ".lock":
         checked_experiment(DEMO, overrides, training=True, fresh=True)  # which removes the others
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "null", "[" * 100_000])
+def test_a_state_that_cannot_be_read_is_none(tmp_path, text) -> None:
+    assert places.state_of(tmp_path) is None
+    (tmp_path / "status.json").write_text(text)
+    assert places.state_of(tmp_path) is None
+
+
+def test_the_state_is_that_of_the_status(tmp_path) -> None:
+    (tmp_path / "status.json").write_text('{"state": "finished"}')
+    assert places.state_of(tmp_path) == "finished"
