@@ -437,6 +437,21 @@ def test_what_counts_as_complete_is_on_the_disk(data, tmp_path, kind, ensemble, 
     assert all(marked)
 
 
+def test_drafts_of_other_ranks_may_disappear_while_a_store_is_flushed(data, tmp_path, monkeypatch):
+    """Ranks that share a field write their chunks of one folder, each under a name for the draft first."""
+    walk, listed = os.walk, []
+
+    def listed_just_before_the_rename(folder, *args, **kwargs):
+        for here, below, files in walk(folder, *args, **kwargs):
+            inside_chunks = re.search(r"/c/\d", here)
+            listed.extend([here] if inside_chunks else [])
+            yield here, below, [*(["1.0123456789abcdef.partial"] if inside_chunks else []), *files]
+
+    monkeypatch.setattr(os, "walk", listed_just_before_the_rename)
+    assert write(data, tmp_path, output={"type": "zarr"})[1].finished
+    assert listed
+
+
 @pytest.mark.parametrize("kind", ["zarr", "netcdf"])
 def test_a_failed_write_fails_the_run(data, tmp_path, kind, monkeypatch):
     def full(*_, **__):

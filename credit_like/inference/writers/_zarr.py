@@ -187,10 +187,16 @@ def _boxes(places: Sequence[ForecastKey]) -> Iterator[tuple[tuple[slice, slice],
 
 
 def _flush(path: Path) -> None:
-    """Flush all files in a folder to the disk: what is recorded as complete must be so after a power failure too."""
+    """Flush all files in a folder to the disk: what is recorded as complete must be so after a power failure too.
+
+    Files that disappear meanwhile are drafts of another rank, which flushes what they become.
+    """
     for folder, _, files in os.walk(path):
         for file in files:
-            descriptor = os.open(os.path.join(folder, file), os.O_RDONLY)
+            try:
+                descriptor = os.open(os.path.join(folder, file), os.O_RDONLY)
+            except FileNotFoundError:
+                continue
             try:
                 os.fsync(descriptor)
             finally:
