@@ -13,6 +13,9 @@
 # Written by `credit-like submit`.
 
 export CREDIT_LIKE_NODES=1  # for the lines below
+module reset
+module load cuda cray-mpich
+export NCCL_IB_DISABLE=1
 export NCCL_CROSS_NIC=1
 export NCCL_NET_GDR_LEVEL=PHB
 export FI_CXI_DISABLE_HOST_REGISTER=1
