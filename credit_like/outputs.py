@@ -148,8 +148,6 @@ def begins_with(mark: str) -> Callable[[Path], bool]:
 
 def _check_place(option: str, path: Path) -> None:
     problem = folder_problem(str(path.absolute().parent)) or _why_not_a_path(path)
-    if problem is None and not _is_utf8(path):
-        problem = "its name is not UTF-8"
     if problem is None and len(os.fsencode(path.name)) > _LONGEST_NAME - _DRAFT:
         problem = "its name is too long"
     if problem:
@@ -182,7 +180,11 @@ def _why_not_a_folder(folder: Path) -> str | None:
 
 
 def _why_not_a_path(path: Path) -> str | None:
-    """Return why nothing can be at a path: its names are too long, or links in it lead in a circle."""
+    """Return why nothing can be at a path: files cannot hold its name, names are too long, or links lead in a circle."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return "its name is not UTF-8"
     try:
         # The system reports a name that is too long only if its folder exists.
         if any(len(os.fsencode(part)) > _LONGEST_NAME for part in path.parts):
@@ -194,15 +196,6 @@ def _why_not_a_path(path: Path) -> str | None:
     except ValueError as error:
         return str(error)
     return None
-
-
-def _is_utf8(path: Path) -> bool:
-    """Return whether a path is text that files can hold, as headers and cards do."""
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _shown(path: str | Path) -> str:

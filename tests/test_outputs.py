@@ -25,6 +25,7 @@ from credit_like.outputs import draft_beside, replacing
 from credit_like.plan import calibrate
 from credit_like.plan.machine import PRESETS
 from credit_like.plan.memory_plot import check_plot, plot_memory
+from credit_like.schema.checks import section_findings
 from credit_like.schema.load import load_experiment
 from tests.checkpoint.test_credit import ARGUMENTS, credit_state
 from tests.experiments import DEMO
@@ -151,6 +152,13 @@ def test_a_place_that_cannot_be_written_is_refused_first(tmp_path, monkeypatch, 
     # In `--set`, YAML has no such characters.
     assert any(told in said for told in (why, "in an existing folder", "special characters are not allowed")), said
     assert found(tmp_path) == before
+
+
+def test_a_folder_of_forecasts_has_a_name_that_files_can_hold(tmp_path) -> None:
+    experiment = load_experiment(DEMO, [f'inference.output.path="{tmp_path}/named-\\udcff"'])
+    ((key, problem),) = section_findings(experiment, None)
+    assert key == ("inference", "output", "path")
+    assert "its name is not UTF-8" in problem
 
 
 def test_a_save_loc_that_cannot_be_written_is_one_problem(tmp_path, capsys) -> None:

@@ -227,6 +227,16 @@ def test_a_record_of_an_earlier_release_is_that_of_the_same_forecasts(data, tmp_
         write(data, tmp_path)
 
 
+@pytest.mark.parametrize("text", ["", "{", "[1]", "\xff"])
+def test_a_damaged_record_is_found_before_anything_is_computed(data, tmp_path, text):
+    write(data, tmp_path)
+    (tmp_path / "forecasts" / "forecast.json").write_text(text, encoding="latin-1")
+    with pytest.raises(
+        UserError, match=r"expected the record of forecasts, got .*forecast\.json.*; remove .*/forecasts"
+    ):
+        _base.check_folder(tmp_path / "forecasts")
+
+
 @pytest.mark.parametrize("kind", ["zarr", "netcdf"])
 def test_another_batch_size_completes_what_was_begun(data, tmp_path, kind):
     output = {"type": kind}

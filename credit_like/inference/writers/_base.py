@@ -244,8 +244,7 @@ def claim(folder: Path, identity: dict[str, Any], completed: Callable[[dict[str,
             pass
         finally:
             temporary.unlink()
-    with reading("the record of forecasts", record, f"remove {folder}"):
-        there = json.loads(read_small(record))
+    there = _read_record(folder)
     if differing := sorted(_differences(json.loads(text), json.loads(json.dumps(completed(there))))):
         shown = ", ".join(differing[:5]) + (f" and {len(differing) - 5} more" if len(differing) > 5 else "")
         raise UserError(
@@ -254,8 +253,16 @@ def claim(folder: Path, identity: dict[str, Any], completed: Callable[[dict[str,
         )
 
 
+def _read_record(folder: Path) -> dict[str, Any]:
+    with reading("the record of forecasts", folder / RECORD, f"remove {folder}"):
+        there = json.loads(read_small(folder / RECORD))
+        if not isinstance(there, dict):
+            raise ValueError("it is no mapping")
+        return there
+
+
 def check_folder(folder: Path) -> None:
-    """Raise UserError for a folder of forecasts that is a file or holds files that are no forecasts."""
+    """Raise UserError for a folder of forecasts that is a file, whose record is damaged, or that holds other files."""
     with reading("a folder of forecasts", folder, "change inference.output.path"):
         if folder.exists() and not folder.is_dir():
             raise UserError(f"inference.output.path: expected a folder, got {folder}, which is a file, change it")
@@ -267,6 +274,8 @@ def check_folder(folder: Path) -> None:
             f"inference.output.path: expected an empty folder or one of this experiment's forecasts, got {folder} "
             "with other files in it, change it to another folder"
         )
+    if has_record:
+        _read_record(folder)
 
 
 def _differences(a: Any, b: Any, key: str = "") -> list[str]:
