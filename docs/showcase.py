@@ -1,7 +1,8 @@
-"""Make the pictures and the table of results from a finished run: `python docs/showcase.py SAVE_LOC`.
+"""Make the pictures and the tables of results from a finished run: `python docs/showcase.py SAVE_LOC`.
 
-The run is that of `credit-like demo`. One picture is a map of its first forecast, one has the curves of its training; the table
-is the RMSE of the model as a fraction of that of persistence and of climatology.
+The run is that of `credit-like demo`, or one of config/gcm-t21.yml with forecasts of five days. A table is the RMSE of the model
+as a fraction of that of persistence and of climatology; a picture has the curves of the training, and another, of the
+demonstration alone, is a map of its first forecast.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from credit_like.variables import Variables
 
 ROOT = Path(__file__).parents[1]
 HOURS = (24, 72, 120)
-BEGIN, END = "<!-- results: made by docs/showcase.py -->", "<!-- end of results -->"
+BEGIN, END = "<!-- results of {}: made by docs/showcase.py -->", "<!-- end of results -->"
 
 
 def table(scores: pd.DataFrame, hours: tuple[int, ...] = HOURS) -> str:
@@ -62,9 +63,14 @@ def curves(log: pd.DataFrame) -> plt.Figure:
     return figure
 
 
-def between(text: str, new: str) -> str:
-    """Return the text with what is between the two marks replaced. Raises ValueError if a mark is absent."""
-    start, end = text.index(BEGIN) + len(BEGIN), text.index(END)
+def between(text: str, new: str, name: str = "demo") -> str:
+    """Return the text with the results of an experiment replaced, which are between two marks.
+
+    Raises ValueError if a mark is absent.
+    """
+    begin = BEGIN.format(name)
+    start = text.index(begin) + len(begin)
+    end = text.index(END, start)
     return f"{text[:start]}\n\n{new}\n\n{text[end:]}"
 
 
@@ -75,14 +81,16 @@ def main() -> None:
     parser.add_argument("--lead", type=int, default=72, help="hours")
     arguments = parser.parse_args()
     experiment = load_experiment(arguments.save_loc / "experiment.yml")
+    readme = ROOT / "README.md"
+    readme.write_text(between(readme.read_text(), table(load_scores(arguments.save_loc)), experiment.name))
+    curves(load_log(arguments.save_loc)).savefig(ROOT / "docs" / "images" / f"healthy-{experiment.name}.png", dpi=100)
+    if experiment.name != "demo":
+        return
     variables = Variables(experiment.data)
     store = open_store(experiment.data, variables)
     choice = Choice(arguments.variable, None, arguments.lead * 3600)
     (made,) = plot_maps(forecast_path(experiment), store, variables, ROOT / "docs" / "images", choice=choice)
     made.replace(made.with_name("forecast.png"))
-    curves(load_log(arguments.save_loc)).savefig(ROOT / "docs" / "images" / "healthy.png", dpi=100)
-    readme = ROOT / "README.md"
-    readme.write_text(between(readme.read_text(), table(load_scores(arguments.save_loc))))
 
 
 if __name__ == "__main__":

@@ -47,11 +47,15 @@ def test_the_table_has_the_ratios_of_the_scores(showcase):
     ]
 
 
-def test_the_table_has_its_place(showcase):
-    once = showcase.between(README, "| a |")
-    assert showcase.between(once, "| a |") == once
+@pytest.mark.parametrize("name", ["demo", "gcm-t21"])
+def test_the_table_has_its_place(showcase, name):
+    once = showcase.between(README, "| a |", name)
+    assert showcase.between(once, "| a |", name) == once
     assert once.count("| a |") == 1
-    assert once.split(showcase.BEGIN)[0] == README.split(showcase.BEGIN)[0]
+    begin = showcase.BEGIN.format(name)
+    assert [part.split(showcase.END, 1)[-1] for part in once.split(begin)] == [
+        part.split(showcase.END, 1)[-1] for part in README.split(begin)
+    ]
 
 
 def test_the_workflow_runs_what_ci_runs():
