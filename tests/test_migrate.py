@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import sys
@@ -479,7 +480,7 @@ SAYS_NOTHING_ELSE = {
 def test_every_key_is_translated_or_listed(generation, first, tmp_path):
     """Each key is changed in turn: the translation differs, or the key or a part that it is in is listed."""
     path = first if generation == 1 else second_document(tmp_path)
-    text = path.read_text()
+    document = yaml.safe_load(path.read_text())
 
     def translated():
         found = translate(path)
@@ -487,18 +488,18 @@ def test_every_key_is_translated_or_listed(generation, first, tmp_path):
 
     same = translated()
     listed = {key for key, _, _ in same[1]}
-    for keys in leaves(yaml.safe_load(text)):
+    for keys in leaves(document):
         name = ".".join(map(str, keys))
         if name in SAYS_NOTHING_ELSE or any(name == key or name.startswith(f"{key}.") for key in listed):
             continue
         noticed = False
         for i in range(6):
-            changed = yaml.safe_load(text)
+            changed = copy.deepcopy(document)
             inside = changed
             for key in keys[:-1]:
                 inside = inside[key]
             inside[keys[-1]] = (others(inside[keys[-1]]) * 6)[i]
-            path.write_text(yaml.safe_dump(changed))
+            path.write_text(yaml.dump(changed, Dumper=yaml.CSafeDumper))
             try:
                 noticed = noticed or translated() != same
             except UserError:

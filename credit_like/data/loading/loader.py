@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import traceback
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -198,10 +199,14 @@ class _Workers(_MultiProcessingDataLoaderIter):
 
 
 class _Failure:
-    """An error on its way from a worker to the main process, with its full message."""
+    """An error on its way from a worker to the main process, with its full message.
 
-    def __init__(self, error: RunError | UserError) -> None:
+    Its traceback goes along as a note, which is shown where a traceback is.
+    """
+
+    def __init__(self, error: RunError | UserError, raised: BaseException) -> None:
         self.error = error
+        error.add_note("In a loader worker:\n" + "".join(traceback.format_exception(raised)))
 
     def unwrap(self) -> Sample:
         raise self.error
@@ -232,12 +237,12 @@ class _Batches(Dataset[Any]):
                 return self._make(indices, plain)
             return hand_over(self.arena, partial(self._make, indices))
         except (ReadError, UserError) as error:
-            return _Failure(error)
+            return _Failure(error, error)
         except (OSError, RuntimeError, MemoryError) as error:
             message = known_message(error) if self.arena is not None else None
             if message is None:
                 raise
-            return _Failure(RunError(message))  # torch would pass on its text and traceback alone
+            return _Failure(RunError(message), error)  # torch would pass on its text and traceback alone
 
     def _make(self, indices: list[int], allocate: Allocate) -> Sample:
         if indices == [FILL]:

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import traceback
 
 import numpy as np
 import pytest
@@ -208,6 +209,7 @@ def test_an_error_of_a_worker_that_lives_keeps_its_kind(windows, monkeypatch, er
     with pytest.raises(kind, match=message) as raised:
         list(loader(windows, num_workers=1).batches(0))
     assert raised.type is kind
+    assert "in fail" in "".join(traceback.format_exception(raised.value))
 
 
 def test_workers_that_cannot_be_started_are_one_error(windows, monkeypatch):
