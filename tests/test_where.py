@@ -26,6 +26,8 @@ ELSEWHERE = {
     "checkpoint/format": "checkpoint/test_manager.py",
     "checkpoint/package": "inference/test_from_files.py",
     "data/aliases": "data/test_store.py",
+    "data/axes": "data/test_store.py",
+    "data/locate": "data/test_store.py",
     "data/loading/arena": "data/loading/test_loader.py",
     "data/sources/_files": "data/sources/test_netcdf.py",
     "data/sources/_cache": "data/sources/test_synthetic.py",

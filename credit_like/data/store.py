@@ -13,37 +13,46 @@ import json
 import logging
 import os
 import time as clock
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from credit_like import registry
-from credit_like.data import aliases, solar, units
+from credit_like.data import solar
+from credit_like.data.axes import common_grid, common_times
 from credit_like.data.files.direct import chunk_along, direct
 from credit_like.data.files.remote import RemoteError
-from credit_like.data.sources._conventions import DIFFERS, DIMS, PERIOD, RepeatedTimes, listed, own_name, same_circle
+from credit_like.data.locate import (
+    FurtherDimension,
+    InMemory,
+    OtherLevel,
+    Place,
+    Problems,
+    Refused,
+    Source,
+    locate,
+    merged_dimensions,
+    merged_levels,
+)
+from credit_like.data.sources._conventions import PERIOD, RepeatedTimes
 from credit_like.data.sources._files import FileConfig
 from credit_like.data.times import Times, calendar_of, from_seconds, nearest_in_year, parse, seconds, to_text
 from credit_like.errors import RunError, UserError
-from credit_like.grid import Grid, turn
+from credit_like.grid import Grid
 from credit_like.schema.base import format_duration
 from credit_like.schema.data import DataSection, Periods
 from credit_like.variables import ROLES, Variable, Variables
 
 Fields = NDArray[np.float32]
 Out = Sequence[Fields] | Fields
-Part = tuple[slice, slice]  # rows and columns
 """One array (C, H, W) for each time."""
-Problems = list[tuple[tuple[str | int, ...], str]]
-_ATTRS = ("units", "long_name", "standard_name", "cell_methods", "positive")
-ORIGIN = "credit_like_origin"
-"""Attribute of a copy or a mean of a variable: what `FieldStore.origin` says of the data from which it was made."""
+Part = tuple[slice, slice]
+"""Rows and columns."""
 _ACCESS = {"cache", "storage_options", "statistics"}
 """Keys of a source that do not change the values that are read."""
 _SOLAR_ATTRS = {
@@ -52,8 +61,6 @@ _SOLAR_ATTRS = {
     "standard_name": "integral_wrt_time_of_toa_incoming_shortwave_flux",
 }
 _READ_ERRORS = (OSError, ValueError, RuntimeError, KeyError, IndexError, TypeError)
-_YEAR = 366 * 86400  # s
-_COMPARED = 20  # times at which fields that are called static are compared
 _TRIES, _PAUSE = 3, 0.2  # number of attempts to read from an unreliable disk or server, and the pause between them in s
 _LOG = logging.getLogger(__name__)
 
@@ -65,94 +72,13 @@ class StoreError(UserError):
     files do not tell.
     """
 
-    def __init__(
-        self, problems: Sequence[tuple[tuple[str | int, ...], str]], partial: FieldStore | None = None
-    ) -> None:
+    def __init__(self, problems: Problems, partial: FieldStore | None = None) -> None:
         self.problems, self.partial = tuple(problems), partial
         super().__init__("\n".join(f"{'.'.join(map(str, place))}: {message}" for place, message in self.problems))
 
 
 class ReadError(RunError):
     """A read failed after the files had been opened; the message names the variable, time, file and cause."""
-
-
-IN_MEMORY = "the data set given"
-
-
-@dataclass(frozen=True)
-class InMemory:
-    """A dataset in memory, in place of a configured source; messages name it by its `type`."""
-
-    dataset: xr.Dataset
-    type: str = IN_MEMORY
-    model_fields: ClassVar[dict[str, Any]] = {}
-
-
-@dataclass(frozen=True)
-class _Source:
-    """A configured source; `position` maps the store's times to the source's own, None if they are the same."""
-
-    config: Any
-    place: tuple[str | int, ...]
-    """Where the experiment describes it: an entry of `data.source`, or the `path` of a variable."""
-    settings: str
-    """Key of the entry of `data.source` with its settings, as messages spell it."""
-    position: NDArray[np.int64] | None = None
-
-    @property
-    def where(self) -> str:
-        return self.paths[0] if len(self.paths) == 1 else self.config.type
-
-    @property
-    def paths(self) -> list[str]:
-        """Return the configured paths; none of data that are not in files."""
-        path = getattr(self.config, "path", "")
-        return [path] if isinstance(path, str) and path else list(path)
-
-    def open(self) -> xr.Dataset:
-        """Open all variables of the source lazily. Raises UserError that lists the available names if one is absent."""
-        if isinstance(self.config, InMemory):
-            return self.config.dataset
-        try:
-            dataset: xr.Dataset = registry.of("source", self.config).open_dataset(self.config)
-        except UserError as error:
-            error.args = (self._spelled(str(error)),)
-            raise
-        return dataset
-
-    def _spelled(self, message: str) -> str:
-        """Return a message of a source, which does not know its place in the experiment, with this one's keys."""
-        if self.place[:2] != ("data", "source"):
-            message = message.replace("data.source.path", ".".join(map(str, self.place)))
-        return message.replace("data.source.", f"{self.settings}.")
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Location of the values of one variable; target = factor · stored + offset."""
-
-    source: int
-    var: str
-    dims: tuple[str, ...]
-    levels: tuple[int, ...]
-    factor: float
-    offset: float
-    attrs: dict[str, str]
-    cyclic: bool = False
-    still: int | None = None
-    """For a static field, the position on its time axis, if it has one, of the time that is read."""
-    level_attrs: dict[str, str] = field(default_factory=dict)
-    sum_over: int | None = None
-    """Seconds over which the values are sums, by what the files declare: 0 = the spacing of the files, None = no sums."""
-    valid: tuple[float, float] = (-np.inf, np.inf)
-    """The lowest and the highest value that the files call valid."""
-    copy_of: str = ""
-    """Of a store that `preprocess --rechunk` wrote, the origin of the data that were copied."""
-
-    @property
-    def varies(self) -> bool:
-        """Return whether the field depends on time."""
-        return "time" in self.dims and self.still is None
 
 
 class FieldStore:
@@ -167,8 +93,8 @@ class FieldStore:
         grid: Grid,
         times: Times,
         step_seconds: int,
-        sources: Sequence[_Source],
-        places: dict[str, _Place],
+        sources: Sequence[Source],
+        places: dict[str, Place],
         datasets: Sequence[xr.Dataset],
     ) -> None:
         self.variables = variables
@@ -234,7 +160,7 @@ class FieldStore:
         over = self._sum_over(place) if place else 0
         return {PERIOD: f"{over / 3600:g}"} if over else {}
 
-    def _sum_over(self, place: _Place) -> int:
+    def _sum_over(self, place: Place) -> int:
         """Return the seconds over which the values are sums; 0 where they are not, or it is not known."""
         if place.sum_over != 0:
             return place.sum_over or 0
@@ -422,7 +348,7 @@ class FieldStore:
                     target[...] = field[:, rows[:, None], columns]
             start += len(run)
 
-    def _source_positions(self, place: _Place, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _source_positions(self, place: Place, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         if not place.varies:
             return np.full(len(positions), -1, np.int64)
         if place.cyclic:
@@ -437,7 +363,7 @@ class FieldStore:
         return positions if mapping is None else mapping[positions]
 
     def _load(
-        self, variable: Variable, place: _Place, run: NDArray[np.int64], part: Part, targets: Sequence[Fields]
+        self, variable: Variable, place: Place, run: NDArray[np.int64], part: Part, targets: Sequence[Fields]
     ) -> None:
         """Fill a target (C, H, W) for each of some consecutive times; retry a failed read."""
         for attempt in range(1, _TRIES + 1):
@@ -453,7 +379,7 @@ class FieldStore:
                     failed.close()
         raise AssertionError("unreachable")
 
-    def _culprit(self, place: _Place, run: NDArray[np.int64], part: Part) -> NDArray[np.int64]:
+    def _culprit(self, place: Place, run: NDArray[np.int64], part: Part) -> NDArray[np.int64]:
         """Return the first of several times that cannot be read on its own, or the first of all if each can be read."""
         for position in run:
             try:
@@ -463,7 +389,7 @@ class FieldStore:
         return run
 
     def _load_once(
-        self, place: _Place, run: NDArray[np.int64], part: Part, targets: Sequence[Fields] | None = None
+        self, place: Place, run: NDArray[np.int64], part: Part, targets: Sequence[Fields] | None = None
     ) -> None:
         """Read the values, and fill the targets if there are any."""
         stored = self._dataset(place.source).variables[place.var]
@@ -474,7 +400,7 @@ class FieldStore:
             _store(target, block_CHW, place)
 
     def _load_in_place(
-        self, stored: xr.Variable, place: _Place, run: NDArray[np.int64], part: Part, targets: Sequence[Fields]
+        self, stored: xr.Variable, place: Place, run: NDArray[np.int64], part: Part, targets: Sequence[Fields]
     ) -> bool:
         """Decode straight into the targets if no conversion is needed and no chunk would be decoded twice."""
         levels = place.levels
@@ -517,7 +443,7 @@ class FieldStore:
                 array.box(moved, target[piece].reshape(shape))
         return True
 
-    def _block(self, stored: xr.Variable, place: _Place, run: NDArray[np.int64], part: Part) -> NDArray[Any]:
+    def _block(self, stored: xr.Variable, place: Place, run: NDArray[np.int64], part: Part) -> NDArray[Any]:
         """Read (T, C, H, W) as stored."""
         rows, columns = part
         key: dict[str, Any] = {
@@ -546,7 +472,7 @@ class FieldStore:
         wanted = [read.index(level) for level in place.levels]
         return values if wanted == list(range(values.shape[1])) else values[:, wanted]
 
-    def _story(self, variable: Variable, place: _Place, run: NDArray[np.int64], error: Exception) -> str:
+    def _story(self, variable: Variable, place: Place, run: NDArray[np.int64], error: Exception) -> str:
         source = self._sources[place.source]
         at = f" at source time {run[0]}" if run[0] >= 0 else ""
         if run[0] >= 0 and not place.cyclic:
@@ -635,7 +561,7 @@ def _spans_of_levels(levels: Sequence[int], chunk: tuple[int, int] | None) -> li
     return [(ordered[a], ordered[b - 1] + 1) for a, b in itertools.pairwise([0, *ends, len(ordered)])]
 
 
-def _store(target: Fields, block: NDArray[Any], place: _Place) -> None:
+def _store(target: Fields, block: NDArray[Any], place: Place) -> None:
     """Convert units in the precision of the stored values, then round once to float32."""
     if place.factor != 1:
         block = block * place.factor
@@ -656,10 +582,10 @@ def open_store(data: DataSection, variables: Variables) -> FieldStore:
     sources, datasets = _open_sources(data, variables, problems)
     absent = {i for i, dataset in enumerate(datasets) if not dataset.sizes}  # what cannot be opened, or is not needed
     by_path = {source.config.path: i for i, source in enumerate(sources) if i >= len(data.source)}
-    places: dict[str, _Place] = {}
-    further: list[_FurtherDimension] = []
-    other_levels: list[_OtherLevel] = []
-    refused = _Refused()
+    places: dict[str, Place] = {}
+    further: list[FurtherDimension] = []
+    other_levels: list[OtherLevel] = []
+    refused = Refused()
     for variable in variables:
         if variable.spec.compute:
             continue
@@ -667,23 +593,23 @@ def open_store(data: DataSection, variables: Variables) -> FieldStore:
         among = [by_path[variable.spec.path]] if variable.spec.path in by_path else list(range(len(data.source)))
         try:
             if variable.spec.path is None or variable.spec.path in by_path:
-                places[variable.name] = _find(variable, among, sources, datasets, refused)
-        except _FurtherDimension as error:
+                places[variable.name] = locate(variable, among, sources, datasets, refused)
+        except FurtherDimension as error:
             further.append(error)
-        except _OtherLevel as error:
+        except OtherLevel as error:
             error.place = ("data", "levels") if variable.spec.levels is None else where
             other_levels.append(error)
         except ValueError as error:
             if not absent.intersection(among):  # else it may be in the one that cannot be opened
                 problems.append((where, str(error)))
-    problems = [*_merged_problems(further), *_merged_levels(other_levels), *problems]
+    problems = [*merged_dimensions(further), *merged_levels(other_levels), *problems]
     of_grid = sorted({place.source for place in places.values()} | refused.sources)
     of_time = sorted(
         {place.source for place in places.values() if place.varies and not place.cyclic} | refused.sources_with_times
     )
-    grid = _common_grid(sources, datasets, of_grid, problems) if of_grid else None
+    grid = common_grid(sources, datasets, of_grid, problems) if of_grid else None
     step = int(data.timestep.total_seconds())
-    found = _common_times(sources, datasets, of_time, step, problems) if of_time else None
+    found = common_times(sources, datasets, of_time, step, problems) if of_time else None
     if not of_time and not problems:
         problems.append((("data", "source"), "expected a variable with times, got none"))
     partial = None
@@ -697,14 +623,12 @@ def open_store(data: DataSection, variables: Variables) -> FieldStore:
     return partial
 
 
-def _open_sources(
-    data: DataSection, variables: Variables, problems: Problems
-) -> tuple[list[_Source], list[xr.Dataset]]:
+def _open_sources(data: DataSection, variables: Variables, problems: Problems) -> tuple[list[Source], list[xr.Dataset]]:
     """Open the listed sources that are needed, and one for every `path` of a variable."""
     own = [variable for variable in variables if not variable.spec.path and not variable.spec.compute]
     sources, datasets = [], []
     for i, config in enumerate(data.source):
-        sources.append(_Source(config, ("data", "source", i), _settings(data, i)))
+        sources.append(Source(config, ("data", "source", i), _settings(data, i)))
         datasets.append(_try_open(sources[-1], problems) if own else xr.Dataset())
     like = next((i for i, config in enumerate(data.source) if "path" in type(config).model_fields), None)
     for path in dict.fromkeys(variable.spec.path for variable in variables if variable.spec.path):
@@ -716,7 +640,7 @@ def _open_sources(
         options = data.source[like]
         is_of_files = isinstance(options, FileConfig)
         options = options.for_path(path) if is_of_files else options.model_copy(update={"path": path})
-        sources.append(_Source(options, where, _settings(data, like)))
+        sources.append(Source(options, where, _settings(data, like)))
         datasets.append(_try_open(sources[-1], problems))
     return sources, datasets
 
@@ -725,7 +649,7 @@ def _settings(data: DataSection, position: int) -> str:
     return f"data.source.{position}" if len(data.source) > 1 else "data.source"
 
 
-def _try_open(source: _Source, problems: Problems) -> xr.Dataset:
+def _try_open(source: Source, problems: Problems) -> xr.Dataset:
     """Open a source, and add to `problems` why it cannot be; one with repeated times is then opened without them."""
     try:
         return source.open()
@@ -747,384 +671,3 @@ def _spec_place(data: DataSection, variable: Variable) -> tuple[str | int, ...]:
                 if spec.name == variable.name:
                     return ("data", role, kind, i)
     raise AssertionError(variable.name)
-
-
-@dataclass
-class _Refused:
-    """The sources of variables that exist but do not fit the experiment."""
-
-    sources: set[int] = field(default_factory=set)
-    sources_with_times: set[int] = field(default_factory=set)
-
-    def add(self, variable: Variable, source: int, dataset: xr.Dataset, stored: xr.DataArray) -> None:
-        """Keep the source if its grid, and its times, are those of other variables too."""
-        if {"latitude", "longitude"} <= set(stored.dims):
-            self.sources.add(source)
-            if variable.role != "static" and variable.spec.fill != "cyclic" and "time" in stored.dims:
-                self.sources_with_times |= {source} if "time" in dataset.coords else set()
-
-
-def _find(
-    variable: Variable,
-    among: Sequence[int],
-    sources: Sequence[_Source],
-    datasets: Sequence[xr.Dataset],
-    refused: _Refused,
-) -> _Place:
-    """Find a variable in the first source that has it. Raises UserError that lists the available names.
-
-    The source of a variable that is there but does not suit is added to `refused`.
-    """
-    var = variable.spec.var or variable.name
-    available = [str(name) for i in among for name in datasets[i].data_vars]
-    others: list[str] = []
-    for i in among:
-        names = [str(name) for name in datasets[i].data_vars]
-        found = var if var in names else (None if variable.spec.var else aliases.find(var, names))
-        if found is None:
-            continue
-        if found != var and (told := aliases.other_quantity(var, datasets[i][found].attrs)):
-            others.append(f"{found} of {sources[i].where}, which is {told!r}")
-            refused.add(variable, i, datasets[i], datasets[i][found])
-            continue
-        if found != var:
-            _LOG.info("%s is read from %s, which is its name in %s", variable.name, found, sources[i].where)
-        try:
-            return _place(variable, i, found, datasets[i], sources[i])
-        except UserError:
-            refused.add(variable, i, datasets[i], datasets[i][found])
-            raise
-    if others:
-        raise UserError(
-            f"expected {var}, got {', '.join(others)}; write {var} into the files, or name the variable to read instead: "
-            f"{{name: {variable.name}, var: …}}"
-        )
-    known = sorted(set(available))
-    where = ", ".join(dict.fromkeys(sources[i].where for i in among))
-    hint = registry.did_you_mean(var, known)
-    raise UserError(f"expected a variable of {where} ({', '.join(known)}), got {var!r}{hint}")
-
-
-def _place(variable: Variable, number: int, var: str, dataset: xr.Dataset, source: _Source) -> _Place:
-    stored, where = dataset[var], source.where
-    dims = tuple(map(str, stored.dims))
-    if missing := {"latitude", "longitude"} - set(dims):
-        raise UserError(
-            f"expected {var} of {where} on latitude and longitude, got dimensions {dims} without {sorted(missing)[0]}"
-        )
-    if other := sorted(set(dims) - set(DIMS)):
-        raise _FurtherDimension(dataset, var, other[0], source)
-    if files := stored.attrs.get(DIFFERS):
-        raise UserError(
-            f"expected {var}, which has no time, to be the same in all files of {where}, got different fields in {files}; give "
-            "the variable the `path` of one file, or write a time axis into the files"
-        )
-    still = (_constant(stored, var) if stored.sizes.get("time", 1) > 1 else 0) if variable.role == "static" else None
-    if variable.role != "static" and "time" not in dims:
-        raise UserError(f"expected {var} of {where} on time, got dimensions {dims}; move it to static")
-    if "time" in dims and "time" not in dataset.coords and variable.role != "static":
-        raise UserError(
-            f"expected times of {var} in {where}, got a time dimension without a coordinate; name it in "
-            f"{source.settings}.dims.time"
-        )
-    if stored.dtype.kind not in "iufb":
-        raise UserError(f"expected real numbers in {var} of {where}, got {stored.dtype}; make the store anew")
-    attrs = {key: str(stored.attrs[key]) for key in _ATTRS if key in stored.attrs}
-    if "long_name" not in attrs and "description" in stored.attrs:  # its name in WRF
-        attrs["long_name"] = str(stored.attrs["description"])
-    factor, offset = 1.0, 0.0
-    if variable.spec.units and "units" in attrs:
-        factor, offset = units.conversion(attrs["units"], variable.spec.units)
-    attrs.update({"units": variable.spec.units} if variable.spec.units else {})
-    levels = _levels(variable, var, dims, dataset, where)
-    cyclic = variable.spec.fill == "cyclic"
-    if cyclic:
-        _refuse_several_years(stored, dataset["time"].values, var, where)
-    of_level = dataset["level"].attrs if "level" in dataset.coords else {}
-    level_attrs = {key: str(of_level[key]) for key in _ATTRS if key in of_level}
-    over = _sum_over(var, stored.attrs, where, source.settings)
-    copy_of = str(stored.attrs.get(ORIGIN, ""))
-    valid = _valid_range(stored.attrs, factor, offset)
-    return _Place(number, var, dims, levels, factor, offset, attrs, cyclic, still, level_attrs, over, valid, copy_of)
-
-
-def _valid_range(attrs: Mapping[Any, Any], factor: float, offset: float) -> tuple[float, float]:
-    """Return the valid range of CF's attributes in converted values; without limits where they do not say it in numbers."""
-    limits = (attrs.get("valid_min", -np.inf), attrs.get("valid_max", np.inf))
-    try:
-        low, high = np.asarray(attrs.get("valid_range", limits), np.float64)
-    except (TypeError, ValueError):
-        return -np.inf, np.inf
-    return factor * float(low) + offset, factor * float(high) + offset
-
-
-def _refuse_several_years(stored: xr.DataArray, times: Times, var: str, where: str) -> None:
-    """Raise UserError for different years, of which the first would be repeated instead of the mean.
-
-    A year that is continued at its ends, or repeated along the axis of other data as in a copy of such data, is one year. Two
-    fields after the first year tell whether it is repeated.
-    """
-    after = np.flatnonzero(seconds(times) - seconds(times[:1]) > _YEAR)
-    if not len(after):
-        return
-    later = after[[0, -1]]
-    first = nearest_in_year(times, times[later])
-    again = [(int(a), int(b)) for a, b in zip(first, later, strict=True) if a != b]
-    if not again or not all(
-        np.array_equal(stored.isel(time=a).values, stored.isel(time=b).values, equal_nan=True) for a, b in again
-    ):
-        raise UserError(
-            f"expected one climatological year of {var} in {where}, got {to_text(times[0])} to {to_text(times[-1])}; make a mean "
-            "year, give its file as `path`, or use fill: persist"
-        )
-
-
-def _sum_over(var: str, attrs: Mapping[Any, Any], where: str, settings: str) -> int | None:
-    """Return the seconds over which a variable is a sum: 0 where its files do not say this, None for one that is no sum.
-
-    Raises UserError for sums over several periods in one variable.
-    """
-    if not _is_sum(var, attrs):
-        return None
-    periods = str(attrs.get(PERIOD, "")).split()
-    if len(periods) > 1:
-        raise UserError(
-            f"expected {var} of {where} over one period, got {', '.join(periods)} h; read it from a source of its own with "
-            f"{settings}.select.period: {periods[0]}"
-        )
-    return round(3600 * float(periods[0])) if periods else 0
-
-
-def _is_sum(var: str, attrs: Mapping[Any, Any]) -> bool:
-    """Return whether attributes, or the unit of precipitation or of a flux, say that a variable is a sum over time."""
-    if "time: point" in str(attrs.get("cell_methods", "")) or "instant" in (
-        attrs.get("GRIB_stepType"),
-        attrs.get("stepType"),
-    ):
-        return False
-    unit = "".join(str(attrs.get("units", "")).replace("**", "").split())
-    return (
-        PERIOD in attrs
-        or "time: sum" in str(attrs.get("cell_methods", ""))
-        or "accum" in (attrs.get("GRIB_stepType"), attrs.get("stepType"))
-        # The energy of a column of air has the unit of a sum of fluxes.
-        or (
-            unit in ("Jm-2", "J/m2", "Jm^-2")
-            and "vertical_integral" not in f"{var} {attrs.get('long_name', '')}".lower().replace(" ", "_")
-        )
-        or (aliases.find("total_precipitation", [var]) is not None and unit in ("m", "mm", "kgm-2"))
-    )
-
-
-class _FurtherDimension(UserError):
-    """A variable has a dimension of which the experiment does not select a value."""
-
-    def __init__(self, dataset: xr.Dataset, var: str, dim: str, source: _Source) -> None:
-        self.var, self.key, self.place = var, (source.where, dim), source.place
-        first = dataset[dim].values[0] if dim in dataset.variables else 0
-        name = own_name(dim)
-        self.got = (
-            f"of {source.where} on time, level, latitude, longitude, got dimension {name!r} ({listed(dataset, dim)}); set "
-            f"{source.settings}.select: {{{name}: {first}}} to read one, or name it in {source.settings}.dims"
-        )
-        super().__init__(f"expected {var} {self.got}")
-
-
-def _merged_problems(found: Sequence[_FurtherDimension]) -> Problems:
-    """Return one problem for each dimension of a source, with all the variables that have it."""
-    by_key: dict[tuple[str, str], list[_FurtherDimension]] = {}
-    for problem in found:
-        by_key.setdefault(problem.key, []).append(problem)
-    return [
-        (group[0].place, f"expected {', '.join(dict.fromkeys(one.var for one in group))} {group[0].got}")
-        for group in by_key.values()
-    ]
-
-
-class _OtherLevel(UserError):
-    """A variable does not have a level of the experiment."""
-
-    def __init__(self, var: str, where: str, there: NDArray[Any], wanted: Sequence[float]) -> None:
-        self.var = var
-        self.place: tuple[str | int, ...] = ()
-        known = ", ".join(f"{value:g}" for value in there)
-        absent = [level for level in wanted if not np.isclose(there, level, rtol=1e-6, atol=0).any()]
-        near = [there[np.argmin(np.abs(there - level))] for level in absent]
-        line = ""
-        for factor in (100.0, 0.01):  # Pa in the file and hPa in the experiment, or the reverse
-            if all(np.isclose(there, level * factor, rtol=1e-6, atol=0).any() for level in wanted):
-                near = [level * factor for level in absent]
-                line = f"; change it to levels: [{', '.join(f'{level * factor:g}' for level in wanted)}]"
-        got, cure = (", ".join(f"{level:g}" for level in values) for values in (absent, near))
-        # Neighbours that are far, or the same for two levels, are no guess at what was meant.
-        close = len(set(near)) == len(near) and all(
-            0.5 < level / one < 2 for level, one in zip(near, absent, strict=True)
-        )
-        self.got = f"in {where} ({known}), got {got}" + (
-            f"; did you mean {cure}?{line}" if line or close else "; change it"
-        )
-        super().__init__(f"expected levels of {var} {self.got}")
-
-
-def _merged_levels(found: Sequence[_OtherLevel]) -> Problems:
-    """Return one problem for the same levels of several variables."""
-    by_key: dict[tuple[tuple[str | int, ...], str], list[str]] = {}
-    for problem in found:
-        by_key.setdefault((problem.place, problem.got), []).append(problem.var)
-    return [
-        (where, f"expected levels of {', '.join(dict.fromkeys(names))} {got}") for (where, got), names in by_key.items()
-    ]
-
-
-def _constant(stored: xr.DataArray, var: str) -> int:
-    """Return the position of a time at which a static field with a time axis has data, as those of CAM and WRF do at all.
-
-    Archives may have an axis that begins before their data and ends after them. Raises UserError if the fields at some times,
-    spread over the axis, that have data differ.
-    """
-    times, is_float = stored.sizes["time"], stored.dtype.kind == "f"
-    first, field = 0, None
-    for t in sorted({0, times // 2, *np.linspace(0, times - 1, _COMPARED).astype(int).tolist()}):
-        other = stored.isel(time=t).values
-        if is_float and not np.isfinite(other).any():
-            continue
-        if field is None:
-            first, field = t, other
-        elif not np.array_equal(field, other, equal_nan=is_float):
-            raise UserError(f"expected a static field, got {times} times of {var}; move it to dynamic_forcing")
-    return first
-
-
-def _levels(variable: Variable, var: str, dims: tuple[str, ...], dataset: xr.Dataset, where: str) -> tuple[int, ...]:
-    """Return the positions of the wanted levels on the level axis of the file."""
-    wanted = variable.levels
-    if "level" not in dims:
-        if wanted:
-            raise UserError(f"expected {var} of {where} on levels, got dimensions {dims}; move it to `surface`")
-        return ()
-    there = dataset["level"].values if "level" in dataset.coords else np.arange(1, dataset.sizes["level"] + 1)
-    if not wanted:
-        if variable.spec.levels and len(variable.spec.levels) == 1:
-            wanted = variable.spec.levels  # a surface field that is stored as one level of the file
-        elif len(there) == 1:
-            return (0,)
-        else:
-            raise UserError(
-                f"expected {var} of {where} without levels, got {len(there)}; "
-                "move it to `level` or give one in `levels`"
-            )
-    matches = [np.flatnonzero(np.isclose(there, level, rtol=1e-6, atol=0)) for level in wanted]
-    if not all(map(len, matches)):
-        raise _OtherLevel(var, where, there, wanted)
-    return tuple(int(match[0]) for match in matches)
-
-
-def _common_grid(
-    sources: Sequence[_Source], datasets: Sequence[xr.Dataset], used: Sequence[int], problems: Problems
-) -> Grid | None:
-    """Return the grid of the first of the `used` sources that has one.
-
-    Sources without a grid, or with another one, are added to `problems`.
-    """
-    grids = {}
-    for i in used:
-        try:
-            grid = Grid(*(datasets[i][name].values.astype(np.float64) for name in ("latitude", "longitude")))
-            _refuse_uneven_columns(grid.longitude)
-            grids[i] = grid
-        except UserError as error:
-            problems.append((sources[i].place, f"{sources[i].where}: {error}"))
-    if not grids:
-        return None
-    reference, first = next(iter(grids.items()))
-    for i, grid in grids.items():
-        for name in ("latitude", "longitude"):
-            mine, theirs = getattr(grid, name), getattr(first, name)
-            if mine.shape != theirs.shape or not np.allclose(mine, theirs, atol=1e-4):
-                told = _other_grid(name, sources[i].where, sources[reference].where, mine, theirs)
-                problems.append((sources[i].place, told))
-                break
-    return first
-
-
-def _refuse_uneven_columns(longitude: NDArray[np.float64]) -> None:
-    """Raise UserError for longitudes that are not evenly spaced: means over an area weight the rows of a grid alone."""
-    steps = turn(np.diff(longitude))
-    if len(steps) > 1 and not np.allclose(steps, np.median(steps), rtol=0.02):
-        raise UserError(
-            f"expected longitudes at even spacing, got steps from {steps.min():g} to {steps.max():g} degrees; regrid the files, "
-            "for example with `regrid` of the source"
-        )
-
-
-def _other_grid(name: str, where: str, other: str, mine: NDArray[np.float64], theirs: NDArray[np.float64]) -> str:
-    told = [f"{len(values)} from {values[0]:g} to {values[-1]:g}" for values in (theirs, mine)]
-    cure = "bring the sources to one grid"
-    if name == "longitude" and same_circle(mine, theirs):
-        cure = "set region: {west: 0, east: 360} in both sources"
-    return f"expected the {name}s of {other} ({told[0]}) in {where}, got {told[1]}; {cure}"
-
-
-def _common_times(
-    sources: Sequence[_Source], datasets: Sequence[xr.Dataset], used: Sequence[int], step: int, problems: Problems
-) -> tuple[Times, list[NDArray[np.int64] | None]] | None:
-    """Return the times that the `used` sources share, thinned to the step, and their positions in each source.
-
-    Adds to `problems` what keeps the sources from having one time axis; returns None where there is none.
-    """
-    axes = {i: datasets[i]["time"].values for i in used}
-    for i in [i for i, axis in axes.items() if not len(axis)]:
-        problems.append((sources[i].place, f"expected times in {sources[i].where}, got an empty time axis"))
-        del axes[i]
-    if not axes:
-        return None
-    first = next(iter(axes))
-    calendar = calendar_of(axes[first])
-    since: dict[int, NDArray[np.int64]] = {}
-    for i, axis in axes.items():
-        if calendar_of(axis) != calendar:
-            other = f"{calendar_of(axis)} in {sources[i].where}"
-            told = f"expected one calendar, got {calendar} in {sources[first].where} and {other}"
-            problems.append((sources[i].place, told))
-            continue
-        since[i] = seconds(axis)
-        back = np.flatnonzero(np.diff(since[i]) <= 0)
-        if len(back):
-            what = "twice" if since[i][back[0] + 1] == since[i][back[0]] else "out of order"
-            told = f"expected increasing times in {sources[i].where}, got {to_text(axis[back[0] + 1])} {what}"
-            problems.append((sources[i].place, told))
-            since[i] = np.unique(since[i])
-    common = since[first]
-    for axis in since.values():
-        common = np.intersect1d(common, axis, assume_unique=True)
-    if not len(common):
-        spans = "; ".join(f"{sources[i].where}: {to_text(axes[i][0])} to {to_text(axes[i][-1])}" for i in since)
-        problems.append((("data", "source"), f"expected times that all sources share, got none ({spans})"))
-        return None
-    try:
-        common = _thin(common, step, sources[first].where)
-    except StoreError as error:
-        problems.extend(error.problems)
-        return None
-    positions: list[NDArray[np.int64] | None] = []
-    for i in range(len(sources)):
-        same = i not in since or (len(common) == len(since[i]) and bool(np.all(common == since[i])))
-        positions.append(None if same else np.searchsorted(since[i], common))
-    return from_seconds(common, calendar), positions
-
-
-def _thin(axis: NDArray[np.int64], step: int, where: str) -> NDArray[np.int64]:
-    """Return times that are whole steps apart: from midnight of the first day if it has any, else from the first time."""
-    if len(axis) == 1:
-        return axis
-    spacing = int(np.diff(axis).min())
-    if spacing == step:
-        return axis
-    if step % spacing:
-        hours = f"{spacing / 3600:g} h"
-        got = f"{step / 3600:g} h"
-        told = f"expected a multiple of {hours}, the spacing of the times in {where}, got {got}; change data.timestep"
-        raise StoreError([(("data", "timestep"), told)])
-    midnight = axis[0] - axis[0] % 86400
-    kept = axis[(axis - midnight) % step == 0]
-    return kept if len(kept) else axis[(axis - axis[0]) % step == 0]

@@ -20,7 +20,8 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from credit_like.data import units
-from credit_like.data.store import ORIGIN, FieldStore
+from credit_like.data.locate import ORIGIN
+from credit_like.data.store import FieldStore
 from credit_like.data.tools.climatology import Slot, nearest_day, period_text, slots_of, window_weights
 from credit_like.errors import UserError
 from credit_like.schema.experiment import Experiment

@@ -24,9 +24,10 @@ from credit_like.checkpoint.package import Package, load_static, open_package
 from credit_like.context import Context
 from credit_like.data import units
 from credit_like.data.aliases import find
+from credit_like.data.locate import IN_MEMORY, InMemory
 from credit_like.data.sources._conventions import PERIOD
 from credit_like.data.statistics import Statistics
-from credit_like.data.store import IN_MEMORY, FieldStore, InMemory, StoreError, open_store
+from credit_like.data.store import FieldStore, StoreError, open_store
 from credit_like.errors import UserError
 from credit_like.grid import Grid
 from credit_like.inference.forecast import forecast

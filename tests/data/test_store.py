@@ -543,7 +543,7 @@ def test_a_field_without_time_that_files_have_differently_is_refused_where_it_is
 
 @pytest.mark.parametrize("changed", [5, 17, 36])
 def test_a_static_field_with_times_is_compared_at_many_of_them(dataset, changed):
-    from credit_like.data.store import _constant
+    from credit_like.data.locate import _constant
 
     still = dataset(steps=1)["orography"].expand_dims(time=40).copy(deep=True)
     still[:3], still[38:] = np.nan, np.nan  # an archive whose axis is longer than its data

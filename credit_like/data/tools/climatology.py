@@ -21,7 +21,8 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from credit_like.data.store import ORIGIN, Fields, FieldStore
+from credit_like.data.locate import ORIGIN
+from credit_like.data.store import Fields, FieldStore
 from credit_like.data.times import seconds, to_text
 from credit_like.outputs import begins_with, check_own
 from credit_like.variables import Variable, Variables

@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 from zarr.codecs import BloscCodec
 
 from credit_like.data.files.chunks import ChunkedArray, layout_of
+from credit_like.data.locate import ORIGIN
 from credit_like.data.statistics import Progress
-from credit_like.data.store import ORIGIN, FieldStore
+from credit_like.data.store import FieldStore
 from credit_like.data.tools.stamps import digest_of_files
 from credit_like.errors import UserError
 from credit_like.lock import FileLock

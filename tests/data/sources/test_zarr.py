@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from credit_like.data.locate import Source
 from credit_like.data.sources import netcdf
 from credit_like.data.sources import zarr as source
-from credit_like.data.store import FieldStore, _Source
+from credit_like.data.store import FieldStore
 from credit_like.errors import UserError
 
 
@@ -302,7 +303,7 @@ def test_so_is_that_for_netcdf_behind_a_url(monkeypatch, tmp_path, served, datas
 )
 def test_variables_behind_urls_are_read_together(path, behind_urls):
     store = FieldStore.__new__(FieldStore)
-    store._sources = [_Source(source.Config(path=path), ("data", "source", 0), "data.source")]
+    store._sources = [Source(source.Config(path=path), ("data", "source", 0), "data.source")]
     assert store._concurrent() is behind_urls
 
 
