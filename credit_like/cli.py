@@ -227,7 +227,8 @@ def check(
 
     Without problems, show what would be run.
     """
-    from credit_like.check import checked_experiment, describe, print_table
+    from credit_like.check import checked_experiment
+    from credit_like.check.describe import describe, print_table
 
     experiment, store, world = checked_experiment(
         file, set_ or (), world_size, scoring=True, training=True, continuing=True

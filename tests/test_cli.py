@@ -237,7 +237,7 @@ open({str(tmp_path / "well")!r}, "x")
 
 
 def test_an_exit_in_a_part_of_an_experiment_is_no_success(monkeypatch, small, capsys):
-    monkeypatch.setattr("credit_like.check.describe", lambda *_: sys.exit(0))
+    monkeypatch.setattr("credit_like.check.describe.describe", lambda *_: sys.exit(0))
     assert call("check", small / "small.yml") == 1
     said = capsys.readouterr().err
     assert said.startswith("expected code that returns or raises an error, got an exit with status 0 at ")
@@ -248,7 +248,7 @@ def test_a_mistake_of_the_program_keeps_its_traceback(monkeypatch, small):
     def broken(*_):
         return int("not a number of ours")
 
-    monkeypatch.setattr("credit_like.check.describe", broken)
+    monkeypatch.setattr("credit_like.check.describe.describe", broken)
     with pytest.raises(ValueError, match="invalid literal"):
         cli.main(["check", str(small / "small.yml")])
 

@@ -12,7 +12,8 @@ import pytest
 from pydantic import ValidationError
 
 from credit_like import registry
-from credit_like.check import _launch_findings, checked_experiment
+from credit_like.check import checked_experiment
+from credit_like.check.run import launch_findings
 from credit_like.errors import UserError
 from credit_like.launch import chain
 from credit_like.launch import submit as submit_module
@@ -630,7 +631,7 @@ def test_a_command_is_not_stopped_by_the_resources_of_another():
     given = experiment("polaris", pbs={"queue": "main", **modes})
 
     def wrong(mode):
-        return [path for path, _ in _launch_findings(given, False, mode)]
+        return [path for path, _ in launch_findings(given, False, mode)]
 
     assert wrong("train") == [("pbs",)]
     assert wrong("evaluate") == [("pbs", "evaluate", "processes")]

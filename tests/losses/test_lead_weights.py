@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from credit_like.check import section_findings
+from credit_like.schema.checks import section_findings
 from credit_like.schema.experiment import Experiment
 from tests.faults import tiny
 

@@ -8,7 +8,8 @@ import pytest
 
 from credit_like import registry
 from credit_like import verify as kit
-from credit_like.check import checked_experiment, describe, print_table
+from credit_like.check import checked_experiment
+from credit_like.check.describe import describe, print_table
 from credit_like.errors import UserError
 from credit_like.parallel.processes import run_ranks as answers_of
 from credit_like.schema.checks import shares_columns
