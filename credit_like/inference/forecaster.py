@@ -29,7 +29,7 @@ from credit_like.data.sources._conventions import PERIOD
 from credit_like.data.statistics import Statistics
 from credit_like.data.store import FieldStore, StoreError, open_store
 from credit_like.errors import UserError
-from credit_like.grid import Grid
+from credit_like.grid import Grid, turn
 from credit_like.inference.forecast import forecast
 from credit_like.inference.times import refuse_gaps
 from credit_like.naming import hours_text, units_text
@@ -312,9 +312,8 @@ def _positions(there: NDArray[Any], wanted: NDArray[np.float64], axis: str, wher
 
     Raises UserError where some are absent: the data are of a part of the model's area, or have other points in it.
     """
-    distance = np.abs(np.asarray(there, np.float64)[None] - wanted[:, None])
-    if axis == "longitude":
-        distance = np.minimum(distance % 360, -distance % 360)
+    apart = np.asarray(there, np.float64)[None] - wanted[:, None]
+    distance = np.abs(turn(apart) if axis == "longitude" else apart)
     at = distance.argmin(1)
     nearest = distance.min(1)
     if nearest.max() <= _NEAR:

@@ -26,7 +26,7 @@ from xarray.core import indexing
 
 from credit_like.data.files.netcdf_files import reading
 from credit_like.errors import UserError, reason
-from credit_like.grid import Grid
+from credit_like.grid import Grid, turn
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +101,7 @@ def _conservative(*axes: bytes) -> Separable:
     south_north = [np.sort(np.sin(np.deg2rad(b)), axis=1) for b in map(_row_bounds, (target, source))]
     rows = _overlap(*south_north)
     here, there = map(_column_bounds, (target, source))
-    columns = sum(_overlap(here, there + turn) for turn in (-720.0, -360.0, 0.0, 360.0, 720.0))
+    columns = sum(_overlap(here, there + circle) for circle in (-720.0, -360.0, 0.0, 360.0, 720.0))
     return Separable(target, sparse.csr_array(rows), sparse.csr_array(columns))
 
 
@@ -127,8 +127,8 @@ def _column_bounds(grid: Grid) -> NDArray[np.float64]:
     longitude = np.rad2deg(np.unwrap(np.deg2rad(grid.longitude)))
     middle = (longitude[1:] + longitude[:-1]) / 2
     if grid.is_periodic:
-        turn = 360.0 * np.sign(longitude[-1] - longitude[0])
-        outer = (longitude[-1] - turn + longitude[0]) / 2, (longitude[-1] + turn + longitude[0]) / 2
+        circle = 360.0 * np.sign(longitude[-1] - longitude[0])
+        outer = (longitude[-1] - circle + longitude[0]) / 2, (longitude[-1] + circle + longitude[0]) / 2
     else:
         outer = 2 * longitude[0] - middle[0], 2 * longitude[-1] - middle[-1]
     edges = np.concatenate([[outer[0]], middle, [outer[1]]])
@@ -209,14 +209,9 @@ def _source_axes(
     if len(there) < 2 or any(values.size != shape[0] * shape[1] for values in there):
         return None
     latitude, longitude = (values.reshape(shape) for values in there)
-    if not (np.ptp(latitude, axis=1).max() <= 1e-6 and np.abs(_apart(longitude, longitude[:1])).max() <= 1e-6):
+    if not (np.ptp(latitude, axis=1).max() <= 1e-6 and np.abs(turn(longitude - longitude[:1])).max() <= 1e-6):
         return None
     return latitude[:, 0], longitude[0]
-
-
-def _apart(one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the differences of longitudes, the shorter way around."""
-    return np.asarray((one - other + 180) % 360 - 180)
 
 
 def refuse_other_source(weights: Stored, dataset: xr.Dataset, path: str, where: str) -> None:
@@ -231,7 +226,7 @@ def refuse_other_source(weights: Stored, dataset: xr.Dataset, path: str, where: 
         is_numbered = "units" not in attrs and np.array_equal(got, np.arange(len(got)))  # rows or columns
         if is_numbered or not str(attrs.get("units", "degrees")).startswith("degree"):  # or metres of a projection
             continue
-        apart = got - wanted if name == "latitude" else _apart(got, wanted)
+        apart = got - wanted if name == "latitude" else turn(got - wanted)
         if not np.abs(apart).max() <= 1e-3:
             shown = "some that are NaN" if np.isnan(got).any() else f"{got[0]:g} to {got[-1]:g}"
             raise UserError(

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from credit_like.data.times import Times, from_seconds, parse
 from credit_like.errors import UserError
+from credit_like.grid import turn
 
 DIMS = ("time", "level", "latitude", "longitude")
 PERIOD = "period_hours"
@@ -166,7 +167,7 @@ def same_circle(one: NDArray[Any], other: NDArray[Any]) -> bool:
     """Return whether two axes are the same whole circle of longitudes that begins elsewhere or is counted from another meridian."""
     if one.shape != other.shape or np.allclose(one, other, atol=1e-4):
         return False
-    steps = np.abs((np.diff(np.asarray(one, np.float64)) + 180) % 360 - 180)
+    steps = np.abs(turn(np.diff(np.asarray(one, np.float64))))
     if not np.isclose(steps.mean() * len(one), 360, rtol=1e-3):
         return False
     here, there = (np.sort(np.round(np.asarray(axis, np.float64) % 360, 3) % 360) for axis in (one, other))

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from credit_like.data.files.reduced import regular_rows
 from credit_like.data.sources._spectral import Synthesis, gaussian_grid, size
 from credit_like.errors import UserError
+from credit_like.grid import turn
 
 _MISSING = -1.0e300  # stands for a point without value; no packing reaches it
 _END = b"7777"
@@ -408,7 +409,7 @@ def _of_handle(eccodes: ModuleType, handle: Any, message: Message) -> Geometry:
         raise UserError(f"expected fields on rows and columns, got {message.where} on grid {kind}; {_REGRID}")
     plane = _Plane((size[0], size[1]), bool(get["jPointsAreConsecutive"]), bool(get["alternativeRowScanning"]))
     rows, columns = plane(latitude, alternate=False), plane(longitude, alternate=False)
-    if np.ptp(rows, axis=1).max() > 1e-5 or np.abs((columns - columns[:1] + 180) % 360 - 180).max() > 1e-5:
+    if np.ptp(rows, axis=1).max() > 1e-5 or np.abs(turn(columns - columns[:1])).max() > 1e-5:
         raise UserError(f"expected fields on rows and columns, got {message.where} on grid {kind}; {_REGRID}")
     eastward = columns[0, 0] + (columns[0] - columns[0, 0]) % 360
     if len(eastward) > 1 and np.any(np.diff(eastward) <= 0):

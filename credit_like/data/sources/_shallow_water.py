@@ -39,6 +39,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from credit_like.grid import turn
+
 Real = NDArray[np.float64]
 Complex = NDArray[np.complex128]
 
@@ -216,7 +218,7 @@ def mountains(sphere: Sphere) -> Real:
     longitude, latitude = np.rad2deg(sphere.longitude), np.rad2deg(sphere.latitude)[:, None]
     height_JI = np.zeros((sphere.latitudes, sphere.longitudes))
     for east, north, wide, tall, metres in MOUNTAINS:
-        distance = (longitude - east + 180) % 360 - 180
+        distance = turn(longitude - east)
         height_JI += metres * np.exp(-((distance / wide) ** 2) - ((latitude - north) / tall) ** 2)
     return height_JI
 
