@@ -91,11 +91,11 @@ class Writer:
 
     def complete(self, init: int) -> None:
         """Flush an initial time of which all members and leads were written, and record that it is complete."""
-        replace_text(self._record(init), "")
+        self._mark(init)
 
     def complete_member(self, init: int, member: int) -> None:
         """Record that all leads of a member were written; only of formats that are `by_member`."""
-        replace_text(self._record(init, member), "")
+        self._mark(init, member)
 
     def is_complete(self, init: int) -> bool:
         """Return whether this initial time was completed, by this run or an earlier one."""
@@ -123,6 +123,11 @@ class Writer:
                 shutil.rmtree(leftover, ignore_errors=True)
             else:
                 leftover.unlink(missing_ok=True)
+
+    def _mark(self, init: int, member: int | None = None) -> None:
+        record = self._record(init, member)
+        record.parent.mkdir(parents=True, exist_ok=True)
+        record.touch()
 
     def _record(self, init: int, member: int | None = None) -> Path:
         return (
@@ -216,14 +221,6 @@ class Background:
     def _raise(self) -> None:
         if self._error is not None:
             raise RuntimeError(f"writing the forecast failed: {self._error}") from self._error
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Write a small file atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
-    temporary.write_text(text)
-    os.replace(temporary, path)
 
 
 def claim(folder: Path, identity: dict[str, Any], completed: Callable[[dict[str, Any]], dict[str, Any]]) -> None:

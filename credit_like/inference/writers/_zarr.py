@@ -17,7 +17,7 @@ from zarr.codecs import BloscCodec
 
 from credit_like.errors import UserError, reading
 from credit_like.inference.layout import ForecastLayout
-from credit_like.inference.writers._base import Fields, ForecastKey, Writer, replace_text
+from credit_like.inference.writers._base import Fields, ForecastKey, Writer
 from credit_like.inference.writers.zarr import by_member as _by_member
 
 # A fifth smaller than uncompressed, like zstd, and as fast to write as uncompressed.
@@ -212,4 +212,4 @@ def _consolidate(path: Path) -> None:
     group = json.loads((path / "zarr.json").read_text())
     arrays = {file.parent.name: json.loads(file.read_text()) for file in sorted(path.glob("*/zarr.json"))}
     group["consolidated_metadata"] = {"kind": "inline", "must_understand": False, "metadata": arrays}
-    replace_text(path / "zarr.json", json.dumps(group, indent=2))
+    (path / "zarr.json").write_text(json.dumps(group, indent=2))
