@@ -15,6 +15,7 @@ import itertools
 import logging
 import math
 import os
+import tempfile
 import threading
 import time
 from collections import OrderedDict, deque
@@ -174,17 +175,13 @@ def _opened(path: str, mode: Literal["r", "w"]) -> netCDF4.Dataset:
 
 def _write_a_byte_beside(path: str) -> None:
     """Raise the OSError of the disk, with this path, if it takes no byte; the library calls a full disk a lack of permission."""
-    draft = f"{path}.{os.getpid()}.part"
     try:
-        with open(draft, "xb", buffering=0) as file:
+        with tempfile.TemporaryFile(buffering=0, dir=os.path.dirname(path) or ".") as file:
             file.write(b"\0")
     except FileNotFoundError:
         return
     except OSError as error:
         raise OSError(error.errno, error.strerror, path) from error
-    finally:
-        with suppress(OSError):
-            os.unlink(draft)
 
 
 def _is_locked(path: str, mode: Literal["r", "w"]) -> bool:
