@@ -94,6 +94,15 @@ def replacing(path: Path) -> Iterator[Path]:
         draft.unlink(missing_ok=True)
 
 
+def sync(path: str | Path) -> None:
+    """Flush a file, or the names in a folder, to the disk; a rename is only durable after that of its folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def draft_beside(path: Path) -> Path:
     """Return a hidden name of this process beside `path`; remove what dead processes of this host left under such names."""
     stem = f".{path.name}.{_machine():08x}-"

@@ -9,19 +9,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from credit_like.outputs import replacing
+from credit_like.outputs import replacing, sync
 
 _ENCODER = json.JSONEncoder(sort_keys=True, allow_nan=False)
 _BLOCK = 1 << 22
-
-
-def sync_folder(folder: Path) -> None:
-    """Flush the names in a folder to the disk; a rename is only durable after this."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -36,7 +27,7 @@ def replace_file(path: Path, content: bytes) -> None:
     """Replace a file atomically: a reader, or a crash, finds either the old or the new content."""
     with replacing(path) as draft:
         write_bytes(draft, content)
-    sync_folder(path.parent)
+    sync(path.parent)
 
 
 def remove(path: Path) -> None:

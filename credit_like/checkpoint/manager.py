@@ -35,7 +35,7 @@ from torch import Tensor
 
 from credit_like.checkpoint import shards
 from credit_like.checkpoint.errors import DamagedCheckpoint, SaveFailed, unreadable
-from credit_like.checkpoint.files import remove, sync_folder, to_json, write_bytes
+from credit_like.checkpoint.files import remove, to_json, write_bytes
 from credit_like.checkpoint.format import (
     FORMAT,
     MANIFEST,
@@ -49,6 +49,7 @@ from credit_like.checkpoint.format import (
     write_tensors,
 )
 from credit_like.errors import RunError, UserError
+from credit_like.outputs import sync
 from credit_like.parallel.runtime import Runtime
 
 log = logging.getLogger(__name__)
@@ -322,7 +323,7 @@ class CheckpointManager:
         if self.before_commit is not None:
             self.before_commit()
         write_bytes(save.folder / MANIFEST, seal(body))
-        sync_folder(save.folder)
+        sync(save.folder)
         self._publish(save.folder, self.folder / f"step-{save.step}")
         _remember(self.folder / f"step-{save.step}", body)
         prune(self.folder, self.keep, save.step)
@@ -332,7 +333,7 @@ class CheckpointManager:
         if name.exists():
             _discard(name)
         os.rename(complete, name)
-        sync_folder(self.folder)
+        sync(self.folder)
 
     # ---- finding -----------------------------------------------------------------------------------------------------
 

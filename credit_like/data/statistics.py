@@ -10,7 +10,6 @@ from __future__ import annotations
 import datetime as dt
 import logging
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -29,7 +28,7 @@ from credit_like.data.store import Fields, FieldStore
 from credit_like.data.times import from_seconds, parse, to_text
 from credit_like.errors import UserError, reading
 from credit_like.naming import counted
-from credit_like.outputs import replacing
+from credit_like.outputs import replacing, sync
 from credit_like.registry import did_you_mean
 from credit_like.schema.data import DataSection, Periods
 from credit_like.variables import Variable, Variables
@@ -161,8 +160,7 @@ class Statistics:
         encoding = {"valid": {"zlib": True, "dtype": "i1"}}
         with replacing(path) as draft:
             netcdf_files.save(self.dataset.assign(valid=self.dataset["valid"].astype("i1")), draft, encoding)
-            with open(draft, "rb") as written:
-                os.fsync(written.fileno())
+            sync(draft)
 
     @classmethod
     def is_file(cls, path: str | Path) -> bool:

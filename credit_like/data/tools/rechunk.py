@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +27,7 @@ from credit_like.data.store import FieldStore
 from credit_like.data.tools.stamps import digest_of_files
 from credit_like.errors import UserError
 from credit_like.lock import FileLock
+from credit_like.outputs import sync
 from credit_like.variables import Variable, Variables
 
 _DIMS = ("time", "level", "latitude", "longitude")
@@ -205,7 +205,7 @@ def _write(
         raise UserError(
             f"expected what was written of {variable.name} at times {span.start} to {span.stop}, got other values"
         )
-    _flush(draft / variable.name)
+    sync(draft / variable.name)
 
 
 def _is_written(array: ChunkedArray, values: NDArray[np.float32], key: tuple[slice, ...]) -> bool:
@@ -217,10 +217,3 @@ def _is_written(array: ChunkedArray, values: NDArray[np.float32], key: tuple[sli
         for at in range(0, len(values), size)
         for part in [values[at : at + size]]
     )
-
-
-def _flush(folder: Path) -> None:
-    """Flush the directory's entries to the disk before progress is recorded."""
-    handle = os.open(folder, os.O_RDONLY)
-    os.fsync(handle)
-    os.close(handle)

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from credit_like.data import times as calendar
 from credit_like.errors import UserError, reading
 from credit_like.inference.layout import ForecastLayout
+from credit_like.outputs import sync
 from credit_like.schema.places import RECORD
 from credit_like.small_files import read_small
 
@@ -157,8 +158,7 @@ class FilePerInit(Writer):
 
     def complete(self, init: int) -> None:
         self._files.pop(init).close()
-        with self._partial(init).open("rb") as file:
-            os.fsync(file.fileno())
+        sync(self._partial(init))
         os.replace(self._partial(init), self.path(init))
         super().complete(init)
 

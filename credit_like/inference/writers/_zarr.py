@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from credit_like.errors import UserError, reading
 from credit_like.inference.layout import ForecastLayout
 from credit_like.inference.writers._base import Fields, ForecastKey, Writer
 from credit_like.inference.writers.zarr import by_member as _by_member
+from credit_like.outputs import sync
 
 # A fifth smaller than uncompressed, like zstd, and as fast to write as uncompressed.
 _COMPRESSOR = BloscCodec(cname="lz4", clevel=1, shuffle="shuffle", typesize=4)
@@ -193,14 +195,8 @@ def _flush(path: Path) -> None:
     """
     for folder, _, files in os.walk(path):
         for file in files:
-            try:
-                descriptor = os.open(os.path.join(folder, file), os.O_RDONLY)
-            except FileNotFoundError:
-                continue
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            with suppress(FileNotFoundError):
+                sync(os.path.join(folder, file))
 
 
 def _consolidate(path: Path) -> None:
