@@ -233,11 +233,11 @@ class FieldStore:
             )
         return np.flatnonzero(inside)
 
-    def reaches_over(self, periods: Periods, lacking: float = 0.25) -> bool:
-        """Return whether there are data from the start of the periods to their end, but for this part of them at either end."""
+    def reaches_over(self, periods: Periods) -> bool:
+        """Return whether there are data from the start of the periods to their end, but for a quarter of them at either end."""
         positions = self.period(periods)
         first, last = parse(periods[0].start, self.calendar), parse(periods[-1].end, self.calendar)
-        margin = lacking * (last - first)
+        margin = 0.25 * (last - first)
         if not len(positions):
             return False
         begin, end = self.seconds[positions[[0, -1]]]

@@ -147,22 +147,22 @@ def _lead_axis(ax: Axes, hours: NDArray[np.float64]) -> None:
     ax.set_xlim(0, hours[-1] * 1.02)
 
 
-def plot_ensemble(results: xr.Dataset, folder: Path, source: str = "model") -> list[Path]:
+def plot_ensemble(results: xr.Dataset, folder: Path) -> list[Path]:
     """Plot spread and error of the ensemble mean, rank histograms and reliability diagrams over the globe.
 
     Histograms are those of the first, a middle and the last lead; reliability is that of the last one, with a curve per
     event. What was not computed has no figure.
     """
     figures = {"spread": _spread_figure, "rank-histogram": _rank_figure, "reliability": _reliability_figure}
-    drawn = {name: figure for name, draw in figures.items() if (figure := draw(results, source)) is not None}
+    drawn = {name: figure for name, draw in figures.items() if (figure := draw(results)) is not None}
     folder.mkdir(parents=True, exist_ok=True)
     return [save_figure(figure, folder / f"{name}.png") for name, figure in drawn.items()]
 
 
-def _spread_figure(results: xr.Dataset, source: str) -> Figure | None:
+def _spread_figure(results: xr.Dataset) -> Figure | None:
     if not {"rmse", "spread"} <= set(results["metric"].values):
         return None
-    there = [(name, scores.sel(source=source)) for name, scores in channels(results)]
+    there = [(name, scores.sel(source="model")) for name, scores in channels(results)]
     panels = [(name, scores) for name, scores in there if bool(np.isfinite(scores.sel(metric="spread")).any())]
     if not panels:
         return None
@@ -180,21 +180,21 @@ def _spread_figure(results: xr.Dataset, source: str) -> Figure | None:
     return figure
 
 
-def _of_channels(results: xr.Dataset, suffix: str, source: str) -> list[tuple[str, xr.DataArray]]:
-    """Return (name, scores over lead_time and more) of every channel with data of a metric that has more dimensions."""
+def _of_channels(results: xr.Dataset, suffix: str) -> list[tuple[str, xr.DataArray]]:
+    """Return (name, scores over lead_time and more) of every channel where the model has data of a metric with more dimensions."""
     found = []
     for name, _ in channels(results):
         variable, _, level = name.partition("@")
         if f"{variable}{suffix}" in results:
-            array = results[f"{variable}{suffix}"].sel(region="global", source=source)
+            array = results[f"{variable}{suffix}"].sel(region="global", source="model")
             array = array.sel(level=float(level), method="nearest") if level else array
             if bool(np.isfinite(array).any()):
                 found.append((name, array))
     return found
 
 
-def _rank_figure(results: xr.Dataset, source: str) -> Figure | None:
-    panels = _of_channels(results, "_rank_histogram", source)
+def _rank_figure(results: xr.Dataset) -> Figure | None:
+    panels = _of_channels(results, "_rank_histogram")
     if not panels:
         return None
     figure, axes = panel_figure(len(panels), "Rank of the truth among the members")
@@ -217,8 +217,8 @@ def _rank_figure(results: xr.Dataset, source: str) -> Figure | None:
     return figure
 
 
-def _reliability_figure(results: xr.Dataset, source: str) -> Figure | None:
-    panels = _of_channels(results, "_reliability", source)
+def _reliability_figure(results: xr.Dataset) -> Figure | None:
+    panels = _of_channels(results, "_reliability")
     if not panels:
         return None
     last = hours_text(results["lead_time"].values[-1])

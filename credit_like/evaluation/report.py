@@ -33,6 +33,7 @@ from credit_like.variables import Variable, Variables
 MISSING = 255
 """Byte of a point without data; 0 … 254 run from the lower to the upper end of the colour scale."""
 _MAP_BYTES = 12 * 2**20
+"""Bound of the points of all maps together."""
 _ROWS, _COLUMNS = 181, 360  # a map on a page cannot show more points than this
 _FEW_LEADS, _FEW_LEVELS = 21, 3
 _STAMPS, _STAMP_COLUMNS = 12, 90  # members shown, and the most points of one along a row
@@ -44,14 +45,8 @@ def write_report(
     forecasts: Path | xr.Dataset,
     truth: FieldStore,
     variables: Variables,
-    *,
-    init: int = 0,
-    map_bytes: int = _MAP_BYTES,
 ) -> Path:
-    """Write the page; `results` as returned by `evaluate`, maps from initial time number `init` of the forecasts.
-
-    `map_bytes` bounds the points of all maps together. The file is written atomically.
-    """
+    """Write the page, atomically; `results` as returned by `evaluate`, maps from the first initial time of the forecasts."""
     dataset = open_forecast(forecasts) if isinstance(forecasts, Path) else forecasts
     files = forecast_files(dataset, truth, "the forecasts")
     units = {variable.name: units_text(str(truth.attrs(variable).get("units", ""))) for variable in variables.outputs}
@@ -63,7 +58,7 @@ def write_report(
         "scores": describe_scores(results, units),
         "spectra": describe_spectra(results),
         "ensemble": describe_ensemble(results),
-        "maps": describe_maps(files, truth, variables, init, map_bytes),
+        "maps": describe_maps(files, truth, variables),
     }
     return save_page(page(data), path)
 
@@ -205,18 +200,16 @@ def _stamp_stride(columns: int) -> int:
     return -(-columns // _STAMP_COLUMNS)
 
 
-def describe_maps(
-    files: ForecastFiles, truth: FieldStore, variables: Variables, init: int, most: int
-) -> dict[str, Any]:
-    """Return truth, forecast (the mean of an ensemble) and error from one initial time, one byte per point.
+def describe_maps(files: ForecastFiles, truth: FieldStore, variables: Variables) -> dict[str, Any]:
+    """Return truth, forecast (the mean of an ensemble) and error from the first initial time, one byte per point.
 
     Of an ensemble also the spread (standard deviation, ddof = 1) and up to twelve members, at fewer points.
     """
-    grid, second = truth.grid, int(files.init[init])
+    grid, second = truth.grid, int(files.init[0])
     leads = [int(lead) for lead in files.leads if lead > 0]
     shown = [variable for variable in variables.outputs if files.levels_of(variable)]
     counts = [len(files.levels_of(variable)) for variable in shown]
-    thinned = thin(grid.height, grid.width, len(leads), counts, most, files.members)
+    thinned = thin(grid.height, grid.width, len(leads), counts, _MAP_BYTES, files.members)
     leads = [leads[i] for i in thinned.leads]
     rows, columns = slice(None, None, thinned.stride), slice(None, None, thinned.stride)
     entries = []

@@ -43,27 +43,27 @@ def print_scorecard(results: xr.Dataset, console: Console | None = None) -> None
         console.print(f"not shown in {console.width} columns: {', '.join(left_out)}; scores.csv has all")
 
 
-def scorecard(results: xr.Dataset, source: str = "model", region: str = "global") -> Table:
-    """Return a table of the RMSE of `source` and all other sources, and of its other labelled metrics, for a few leads.
+def scorecard(results: xr.Dataset) -> Table:
+    """Return a table of the RMSE of the model and all other sources, and of its other labelled metrics, for a few leads.
 
     Numbers of one row of variables share a power of ten. A green number is better than both persistence and
     climatology, a red one worse than one of them. Without the metric rmse, the table has the other metrics alone.
     """
-    others = [str(name) for name in results["source"].values if name != source]
+    others = [str(name) for name in results["source"].values if name != "model"]
     metrics = set(map(str, results["metric"].values))
     has_rmse, in_units = "rmse" in metrics, [name for name in IN_UNITS if name in metrics]
     shown = {metric: label for metric, label in labels(results).items() if metric in metrics and metric != "rmse"}
-    over = f"over {times_text(results)}, {region_text(results, region)}"
-    more = f"{' and '.join(shown.values())} of {source}" if shown else ""
+    over = f"over {times_text(results)}, {region_text(results, 'global')}"
+    more = f"{' and '.join(shown.values())} of model" if shown else ""
     table = Table(title=f"RMSE {over}{'; ' * bool(more)}{more}" if has_rmse else f"{more} {over}")
     table.add_column("variable", no_wrap=True)
-    for heading in ("lead", *((source, *others, "/ pers.") if has_rmse else ()), *shown.values()):
+    for heading in ("lead", *(("model", *others, "/ pers.") if has_rmse else ()), *shown.values()):
         table.add_column(heading, justify="right", no_wrap=True)
     leads = some_leads(results["lead_time"].values)
-    for name, scores in channels(results, region):
-        rows = scores.sel(lead_time=leads, source=[source, *others])
+    for name, scores in channels(results):
+        rows = scores.sel(lead_time=leads, source=["model", *others])
         # An unstable forecast has no part in the power of ten where there is a reference.
-        known = [name for name in _REFERENCES if name in others] or [source, *others]
+        known = [name for name in _REFERENCES if name in others] or ["model", *others]
         exponent = exponent_of(rows.sel(metric=in_units[0], source=known).values) if in_units else 0
         head = [
             channel_text(name, level_units_of(results)),
@@ -73,24 +73,24 @@ def scorecard(results: xr.Dataset, source: str = "model", region: str = "global"
             here = rows.sel(lead_time=lead)
             row: list[str | Text] = [head[number] if number < len(head) else "", hours_text(lead)]
             if has_rmse:
-                rmse = {which: float(here.sel(source=which, metric="rmse")) for which in (source, *others)}
-                ratio = rmse[source] / rmse["persistence"] if rmse.get("persistence") else np.nan
-                row += [_coloured(rmse, source, exponent), *(_number(rmse[other], exponent) for other in others)]
+                rmse = {which: float(here.sel(source=which, metric="rmse")) for which in ("model", *others)}
+                ratio = rmse["model"] / rmse["persistence"] if rmse.get("persistence") else np.nan
+                row += [_coloured(rmse, exponent), *(_number(rmse[other], exponent) for other in others)]
                 row.append("–" if not np.isfinite(ratio) else f"{ratio:.2f}" if abs(ratio) < 1e6 else f"{ratio:.2e}")
             row += [
-                _number(float(here.sel(source=source, metric=metric)), exponent if metric in IN_UNITS else 0)
+                _number(float(here.sel(source="model", metric=metric)), exponent if metric in IN_UNITS else 0)
                 for metric in shown
             ]
             table.add_row(*row, end_section=number == len(leads) - 1)
     return table
 
 
-def channels(results: xr.Dataset, region: str = "global") -> Iterator[tuple[str, xr.DataArray]]:
-    """Yield (name, scores over source, metric and lead_time) of every variable and level that was scored."""
+def channels(results: xr.Dataset) -> Iterator[tuple[str, xr.DataArray]]:
+    """Yield (name, scores over source, metric and lead_time) of the globe for every variable and level that was scored."""
     for name, array in results.data_vars.items():
         if "metric" not in array.dims:
             continue
-        one = array.sel(region=region)
+        one = array.sel(region="global")
         if "level" not in one.dims:
             yield str(name), one
             continue
@@ -131,9 +131,9 @@ def _number(value: float, exponent: int = 0) -> str:
     return f"{scaled:.{max(0, min(4, 2 - int(np.floor(np.log10(abs(scaled))))))}f}"
 
 
-def _coloured(rmse: dict[str, float], source: str, exponent: int) -> Text:
+def _coloured(rmse: dict[str, float], exponent: int) -> Text:
     references = [rmse[name] for name in _REFERENCES if np.isfinite(rmse.get(name, np.nan))]
-    text = _number(rmse[source], exponent)
-    if not references or not np.isfinite(rmse[source]):
+    text = _number(rmse["model"], exponent)
+    if not references or not np.isfinite(rmse["model"]):
         return Text(text)
-    return Text(text, style="green" if rmse[source] < min(references) else "red")
+    return Text(text, style="green" if rmse["model"] < min(references) else "red")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -77,7 +77,6 @@ def write_forecasts(
     *,
     part: tuple[int, int] = (0, 1),
     trained_on: Periods = (),
-    progress: Callable[[int, int], None] | None = None,
 ) -> RolloutOutcome:
     """Compute the experiment's forecasts that are not complete yet, and write them.
 
@@ -87,9 +86,9 @@ def write_forecasts(
     identifies the weights, and is recorded with the resolved experiment. Ranks that share a field write whole chunks of it
     where the format has chunks; otherwise they send it to the first one, a variable at a time. Where fields are derived from
     neighbouring points, they send all variables to the first one at once. Forecasts of times of `trained_on`, which the
-    weights were trained on, are counted in a warning. `progress(done, of)` counts steps. A forecast that overflows is
-    written as it is, and a warning says from which lead on it is not finite. Raises UserError before anything is written
-    for an invalid request, Locked where another process writes one of these forecasts, and RuntimeError if writing fails.
+    weights were trained on, are counted in a warning. A forecast that overflows is written as it is, and a warning says from
+    which lead on it is not finite. Raises UserError before anything is written for an invalid request, Locked where another
+    process writes one of these forecasts, and RuntimeError if writing fails.
     """
     experiment, store, stepper = context.experiment, context.store, context.stepper
     derive, manager = _Derive.of(context), get_domain_manager(stepper.model)
@@ -116,7 +115,6 @@ def write_forecasts(
     stepper.eval()
     with ExitStack() as stack:
         todo = _reserved(stack, context, part, units, writer, forecast_plan, tells)
-        steps, done = forecast_plan.leads * sum(map(len, todo)), 0
         background = Background(_WAITING if names == [None] else len(names))
         try:
             for unit in todo:
@@ -125,9 +123,6 @@ def write_forecasts(
                     if collects and lead in layout.leads:
                         for name, fields in _fields(stepper, state, share, derive, layout, names):
                             background.submit(partial(_write, writer, places, layout.leads.index(lead), name, fields))
-                    done += 1
-                    if progress is not None:
-                        progress(done, steps)
                 if share is not None and not share.alone:
                     background.submit(partial(_flush, writer, unit))
                     background.flush()

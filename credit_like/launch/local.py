@@ -6,10 +6,10 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-GRACE = 10.0
+_GRACE = 10.0
 """Seconds between SIGTERM at the walltime and SIGKILL (the default of PBS)."""
 _POLL = 0.2
 
@@ -44,21 +44,13 @@ class Local:
         return {}
 
 
-def run_job(
-    script: Path,
-    job: str,
-    log: Path,
-    walltime: float,
-    index: int = 0,
-    environ: Mapping[str, str] | None = None,
-    grace: float = GRACE,
-) -> int:
+def run_job(script: Path, job: str, log: Path, walltime: float, index: int = 0) -> int:
     """Run a script as a job and return its exit status.
 
-    Send SIGTERM at the walltime (seconds), and SIGKILL `grace` seconds later to the processes that remain.
+    Send SIGTERM at the walltime (seconds), and SIGKILL ten seconds later to the processes that remain.
     Ctrl-C ends the job in the same way and is raised again.
     """
-    env = {**(os.environ if environ is None else environ), "CREDIT_LIKE_JOB": job, "CREDIT_LIKE_INDEX": str(index)}
+    env = {**os.environ, "CREDIT_LIKE_JOB": job, "CREDIT_LIKE_INDEX": str(index)}
     with log.open("ab") as out:
         process = subprocess.Popen(
             ["bash", str(script)],
@@ -73,7 +65,7 @@ def run_job(
         while process.poll() is None and time.monotonic() < deadline:
             time.sleep(_POLL)
     finally:
-        _end(process, grace)
+        _end(process)
     return process.returncode
 
 
@@ -89,12 +81,12 @@ def run_all(
     return codes
 
 
-def _end(process: subprocess.Popen[bytes], grace: float) -> None:
+def _end(process: subprocess.Popen[bytes]) -> None:
     """Terminate a process and its descendants, each by its id, because torchrun's workers have their own sessions."""
     if process.poll() is not None:
         return
     _signal([process.pid, *descendants(process.pid)], signal.SIGTERM)
-    limit = time.monotonic() + grace
+    limit = time.monotonic() + _GRACE
     while process.poll() is None and time.monotonic() < limit:
         time.sleep(_POLL)
     if process.poll() is None:

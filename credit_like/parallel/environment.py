@@ -75,10 +75,9 @@ def _number(environ: Mapping[str, str], key: str, allowed: range, launcher: str)
     return int(text)
 
 
-def restarts(environ: Mapping[str, str] | None = None) -> int:
+def restarts() -> int:
     """Return how often torchrun has restarted this process by itself, or Slurm its job."""
-    environ = os.environ if environ is None else environ
-    counts = (environ.get(key, "0") for key in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"))
+    counts = (os.environ.get(key, "0") for key in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"))
     return sum(int(count) for count in counts if count.isdecimal())
 
 

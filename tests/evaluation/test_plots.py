@@ -144,16 +144,16 @@ def test_an_ensemble_has_figures_of_its_scores(tmp_path):
     ]
     assert all(imread(tmp_path / f"{name}.png").std() > 0.01 for name in ("spread", "rank-histogram", "reliability"))
 
-    figure = _rank_figure(results, "model")
+    figure = _rank_figure(results)
     (stairs, *_) = figure.axes[0].patches
     np.testing.assert_array_equal(
         stairs.get_data().values, results["u_rank_histogram"].sel(source="model", region="global", level=500)[0, :5]
     )
-    figure = _spread_figure(results, "model")
+    figure = _spread_figure(results)
     assert [ax.get_title(loc="left") for ax in figure.axes][4] == "sp (Pa)"
     expected = results["sp"].sel(source="model", region="global", metric=["rmse", "spread"]).values
     np.testing.assert_allclose([line.get_ydata() for line in figure.axes[4].lines], expected)
-    figure = _reliability_figure(results, "model")
+    figure = _reliability_figure(results)
     part = results["sp_reliability"].sel(source="model", region="global")[-1].sel(threshold="above quantile 0.9")
     there = part.sel(reliability_part="fraction").values > 0
     (line,) = (line for line in figure.axes[4].lines if line.get_label() == "above quantile 0.9")
@@ -170,7 +170,7 @@ def test_curves_of_one_lead_are_seen():
     results = xr.concat(
         [results, spread], "metric", data_vars="minimal", compat="override", coords="minimal", join="outer"
     )
-    for ax in _spread_figure(results, "model").axes:
+    for ax in _spread_figure(results).axes:
         assert [line.get_marker() for line in ax.lines] == [".", "."]
 
 

@@ -44,7 +44,6 @@ def prepare(
     climatology: bool = False,
     rechunk_to: Path | None = None,
     band: int | None = None,
-    times_per_shard: int = 32,
 ) -> Audit:
     """Make one pass over the data: write to `save_loc`, print the audit, and write a training store to `rechunk_to`.
 
@@ -97,7 +96,7 @@ def prepare(
     made += [folder / CLIMATOLOGY] if climatology else []
     if rechunk_to is not None:
         with progress("re-chunking") as tell:
-            rechunk(store, variables, rechunk_to, band, times_per_shard, tell, times_read(experiment, store))
+            rechunk(store, variables, rechunk_to, band, progress=tell, times=times_read(experiment, store))
         made.append(rechunk_to)
     _LOG.info("written: %s", ", ".join(map(str, made)))
     return found
