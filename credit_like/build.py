@@ -114,47 +114,44 @@ def load_statistics(experiment: Experiment, store: FieldStore, variables: Variab
     Raises UserError where the experiment names a file that does not exist, where the file or the source's weights are of other
     data (`Statistics.refuse_other_data`), and where several ranks would wait for the main process to fit them (`refuse_long_fit`).
     """
-    path = experiment.statistics_file
-    if runtime.is_main and experiment.start_from is not None and not has_checkpoints(experiment.save_loc):
-        transfer.refuse_other_units(transfer.Source.open(experiment.start_from), store)
-    if runtime.is_main and (not path.exists() or _is_to_adopt(experiment, path, store)):
-        own = Statistics.load(path, store) if path.exists() else None
-        if own is not None and "adopted_from" not in own.dataset.attrs:
-            statistics = own
-        else:
-            statistics = _new_statistics(experiment, store, variables, runtime, path)
-        if experiment.start_from is not None:
-            given = statistics.dataset
-            statistics, notes = transfer.adopt(statistics, transfer.Source.open(experiment.start_from))
-            if experiment.data.statistics and not statistics.dataset.equals(given):
-                log.warning(
-                    "start_from: variables that the source has keep its statistics; those of data.statistics are for the others"
-                )
-            for note in notes:
-                log.warning("start_from: %s", note)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        statistics.save(path)
+    path, begun = experiment.statistics_file, has_checkpoints(experiment.save_loc)
+    if runtime.is_main:
+        source = None
+        if experiment.start_from is not None and not (begun and path.exists()):
+            source = transfer.Source.open(experiment.start_from)
+            if not begun:
+                transfer.refuse_other_units(source, store)
+        own = Statistics.load(path, store) if source is not None and path.exists() else None
+        if not path.exists() or (own and source and not _is_adopted(own, source)):
+            if own is None or "adopted_from" in own.dataset.attrs:
+                own = _new_statistics(experiment, store, variables, runtime, path)
+            _adopted(own, source, experiment).save(path)
     runtime.barrier()
     statistics = Statistics.load(path, store)
-    statistics.refuse_other_data(store, variables, experiment.data, path, has_checkpoints(experiment.save_loc))
+    statistics.refuse_other_data(store, variables, experiment.data, path, begun)
     return statistics
 
 
-def _is_to_adopt(experiment: Experiment, path: Path, store: FieldStore) -> bool:
-    """Return whether a run that starts from another one has no checkpoint yet, and not that one's statistics."""
-    if experiment.start_from is None or has_checkpoints(experiment.save_loc):
-        return False
-    return not _is_adopted(experiment, Statistics.load(path, store))
-
-
-def _is_adopted(experiment: Experiment, statistics: Statistics) -> bool:
-    """Return whether the statistics are those of `start_from`; all checkpoints of a run have the same."""
-    assert experiment.start_from is not None
+def _is_adopted(statistics: Statistics, source: transfer.Source) -> bool:
+    """Return whether the statistics are those of a source; all checkpoints of a run have the same."""
     adopted = statistics.dataset.attrs.get("adopted_from")
-    source = transfer.Source.open(experiment.start_from).path
     return adopted is not None and (
-        Path(adopted) == source or (Path(adopted).parent == source.parent and source.is_dir())
+        Path(adopted) == source.path or (Path(adopted).parent == source.path.parent and source.path.is_dir())
     )
+
+
+def _adopted(statistics: Statistics, source: transfer.Source | None, experiment: Experiment) -> Statistics:
+    """Return statistics with those of the source, if there is one, for the channels that it has."""
+    if source is None:
+        return statistics
+    adopted, notes = transfer.adopt(statistics, source)
+    if experiment.data.statistics and not adopted.dataset.equals(statistics.dataset):
+        log.warning(
+            "start_from: variables that the source has keep its statistics; those of data.statistics are for the others"
+        )
+    for note in notes:
+        log.warning("start_from: %s", note)
+    return adopted
 
 
 def _new_statistics(
