@@ -199,9 +199,9 @@ def arithmetic(small: bool) -> list[Row]:
         model.to(device, dtype)
         spectral_norm.refresh(model)
         if compiled:
-            from credit_like.parallel.fsdp2 import _units
+            from credit_like.parallel.fsdp2 import shard_units
 
-            for unit in _units(model):
+            for unit in shard_units(model):
                 unit.compile(dynamic=False, backend="eager" if small else "inductor")
         with torch.autocast(device, torch.bfloat16, enabled=bf16):
             y = model(x.to(device, dtype))

@@ -42,7 +42,7 @@ from credit_like import build, ops
 from credit_like.grid import Grid
 from credit_like.losses._mean import AreaLoss
 from credit_like.nn.precision import keeps_full_precision
-from credit_like.parallel.fsdp2 import _units
+from credit_like.parallel.fsdp2 import shard_units
 from credit_like.plan.meter import Meter, attention_as_on_gpu
 from credit_like.plan.run import grid_of
 from credit_like.plan.simulate import _NoData, _NoStatistics
@@ -169,7 +169,7 @@ def parts_of(model: nn.Module, inputs: Tensor) -> list[Part]:
     """Return the units of a model on the meta device, those that are alike together."""
     calls: dict[tuple[Any, ...], list[nn.Module]] = defaultdict(list)
     hooks = []
-    for unit in _units(model):
+    for unit in shard_units(model):
 
         def note(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
             shapes = tuple(tuple(x.shape) for x in arguments)

@@ -32,7 +32,7 @@ from credit_like.errors import UserError
 from credit_like.nn.noise import Noise
 from credit_like.parallel.apply import freeze_parameters
 from credit_like.parallel.domain.manager import DomainManager, get_domain_manager
-from credit_like.parallel.fsdp2 import _units
+from credit_like.parallel.fsdp2 import shard_units
 from credit_like.parallel.processes import Answer, run_ranks
 from credit_like.parallel.runtime import Runtime
 from credit_like.parallel.shards import local, slice_like
@@ -371,7 +371,7 @@ def _start(problem: Problem, case: Case) -> Trainer:
     model = build.parallelise(model, section, runtime)
     if case.compiled:
         torch._dynamo.config.recompile_limit = 64
-        for unit in _units(model):
+        for unit in shard_units(model):
             unit.compile(backend="aot_eager", dynamic=False)
     context = build.attach_weights(model, experiment, runtime, variables, store, problem.statistics)
     _stir(context.stepper.model)

@@ -58,9 +58,9 @@ def ours(side: str, arguments: dict[str, Any], weights: Path | None, options: ar
         _apply_activation_checkpointing(model)
     forward: Callable[[Tensor], Tensor] = model
     if side == "ours" and options.compile:  # as `trainer.compile` does
-        from credit_like.parallel.fsdp2 import _units
+        from credit_like.parallel.fsdp2 import shard_units
 
-        for unit in _units(model):
+        for unit in shard_units(model):
             unit.compile(dynamic=False)
     if side == "ours" and options.bf16:  # as `trainer.amp` and `trainer.matmul_precision` do
         set_precision("high")

@@ -18,10 +18,10 @@ from credit_like.parallel.domain.apply import apply_domain_parallel
 from credit_like.parallel.domain.manager import get_domain_manager
 from credit_like.parallel.fsdp2 import (
     _apply_activation_checkpointing,
-    _units,
     apply_fsdp2,
     free_gathered,
     renew_trained,
+    shard_units,
 )
 from credit_like.parallel.runtime import Runtime
 from credit_like.parallel.shards import local, slice_like
@@ -59,7 +59,7 @@ def parallelise(model: nn.Module, section: TrainerSection, runtime: Runtime, tra
         # Within DDP torch would split the graph of a unit where a bucket of gradients is full, so that it is sent before the
         # unit's backward has ended. A unit is small, and its parts are fused worse than the whole.
         torch._dynamo.config.optimize_ddp = False
-        for unit in _units(model):
+        for unit in shard_units(model):
             unit.compile(dynamic=False)
     if section.parallelism.data == "fsdp2" and train:
         mesh = runtime.gradient_mesh

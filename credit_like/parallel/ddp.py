@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from credit_like.parallel.fsdp2 import _no_view
+from credit_like.parallel.fsdp2 import no_view
 from credit_like.parallel.mesh import default_mesh
 
 
@@ -48,7 +48,7 @@ def apply_ddp(model: nn.Module, dp_mesh: DeviceMesh | None, *, compare: bool = T
     if dp_mesh is None or dp_mesh.size() == 1 or not any(p.requires_grad for p in model.parameters()):
         return model
     if any(isinstance(p, DTensor) for p in model.parameters()):
-        model.register_forward_hook(torch.compiler.disable(_no_view))
+        model.register_forward_hook(torch.compiler.disable(no_view))
         replicate(model, mesh=dp_mesh)
         return model
     return _FixedBuckets(

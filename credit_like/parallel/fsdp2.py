@@ -81,7 +81,7 @@ def _apply_activation_checkpointing(model: nn.Module) -> None:
                 setattr(parent, name, _Recomputed(child))
 
 
-def _units(model: nn.Module) -> Iterator[nn.Module]:
+def shard_units(model: nn.Module) -> Iterator[nn.Module]:
     """Yield the modules that are gathered one at a time, in order of registration, which is that of forward."""
     ac_enabled = any(isinstance(m, CheckpointWrapper) for m in model.modules())
     for module in model.modules():
@@ -155,7 +155,7 @@ class _OwnTensor(torch.autograd.Function):
         return grad
 
 
-def _no_view(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
+def no_view(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
     """Replace an output that is a view; a forward hook.
 
     FSDP2 registers its backward hook on the unit's output, which therefore must not be a view (a permutation).
@@ -188,7 +188,7 @@ def apply_fsdp2(
         "offload_policy": offload,
         "ignored_params": ignored_params,
     }
-    units = list(_units(model))
+    units = list(shard_units(model))
     inner = outer = full = MixedPrecisionPolicy()
     if policy is not None:
         inner = MixedPrecisionPolicy(param_dtype=policy.param_dtype, reduce_dtype=policy.reduce_dtype)
@@ -198,7 +198,7 @@ def apply_fsdp2(
         _fix_spectral_norm_dtype(model)
     for unit in (*units, model):
         # It runs outside the compiled unit and is not worth a separate graph.
-        unit.register_forward_hook(torch.compiler.disable(_no_view))
+        unit.register_forward_hook(torch.compiler.disable(no_view))
     for unit in units:
         fully_shard(unit, mp_policy=full if _keeps_full_precision(unit) else inner, **options)
     fully_shard(model, mp_policy=outer, **options)

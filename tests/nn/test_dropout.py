@@ -13,7 +13,7 @@ from credit_like.nn.attention import LongAttention, ShortAttention
 from credit_like.nn.dropout import Dropout, gain, mask, path_factors
 from credit_like.nn.feed_forward import FeedForward
 from credit_like.nn.place import WHOLE, Place
-from credit_like.parallel.fsdp2 import _apply_activation_checkpointing, _units
+from credit_like.parallel.fsdp2 import _apply_activation_checkpointing, shard_units
 
 HEIGHT, WIDTH = 32, 64
 KEYS = torch.tensor([5, -7])
@@ -163,7 +163,7 @@ def test_recomputed_and_compiled_layers_drop_the_same(compiled):
     network = model(**DROPS)
     _apply_activation_checkpointing(network)
     if compiled:
-        for unit in list(_units(network))[:2]:
+        for unit in list(shard_units(network))[:2]:
             unit.compile(backend="aot_eager", fullgraph=True, dynamic=False)
     for got, wanted in zip(run(network), expected, strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-13)

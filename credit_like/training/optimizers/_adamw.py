@@ -57,7 +57,7 @@ class AdamW:
                 continue
             adamw(
                 [local(self.parameters[name]) for name in names],
-                [_gradient(self.parameters[name]) for name in names],
+                [gradient_of(self.parameters[name]) for name in names],
                 [self.exp_avg[name] for name in names],
                 [self.exp_avg_sq[name] for name in names],
                 [],
@@ -81,6 +81,6 @@ class AdamW:
         }
 
 
-def _gradient(parameter: Tensor) -> Tensor:
+def gradient_of(parameter: Tensor) -> Tensor:
     assert parameter.grad is not None
     return local(parameter.grad)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from credit_like.parallel.deal import Dealt, deal, from_owners, to_owners
 from credit_like.parallel.shards import local
-from credit_like.training.optimizers._adamw import AdamW, AdamWConfig, _gradient
+from credit_like.training.optimizers._adamw import AdamW, AdamWConfig, gradient_of
 
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 _ITERATIONS = 5
@@ -57,7 +57,7 @@ class Muon:
         """Update the matrices `names`, with few operations for all of them, so that a GPU does not wait for the host."""
         mu, decay = self.config.momentum, self.config.weight_decay
         weights = [local(self.matrices[name]) for name in names]
-        gradients = [_gradient(self.matrices[name]) for name in names]
+        gradients = [gradient_of(self.matrices[name]) for name in names]
         momenta = [self.momentum[name] for name in names]
         after = torch._foreach_lerp(momenta, gradients, 1 - mu)
         updates = torch._foreach_lerp(gradients, after, mu) if self.config.nesterov else after

@@ -8,7 +8,7 @@ from credit_like.parallel.domain.apply import apply_domain_parallel
 from credit_like.parallel.domain.gradients import sync_domain_gradients
 from credit_like.parallel.domain.manager import get_domain_manager
 from credit_like.parallel.domain.spatial import shard_spatial
-from credit_like.parallel.fsdp2 import _apply_activation_checkpointing, _units
+from credit_like.parallel.fsdp2 import _apply_activation_checkpointing, shard_units
 from credit_like.parallel.runtime import Runtime
 from credit_like.parallel.unwrap import canonical_name, get_raw_model
 from credit_like.schema.trainer import Parallelism
@@ -90,7 +90,7 @@ def test_recomputed_layers_have_the_same_noise(tiny, compiled, noise):
     model = _model(tiny, noise)
     _apply_activation_checkpointing(model)
     if compiled:
-        noisy = [unit for unit in _units(model) if any(isinstance(module, Noise) for module in unit.modules())]
+        noisy = [unit for unit in shard_units(model) if any(isinstance(module, Noise) for module in unit.modules())]
         for unit in {tuple(map(type, unit.modules())): unit for unit in noisy}.values():  # one of each kind
             unit.compile(backend="aot_eager", fullgraph=True, dynamic=False)
     output, gradient = _errors(tiny, model, *_run(tiny, model, *tiny.batch(2)), reference)
