@@ -67,7 +67,7 @@ class BrokenPluginError(UserError):
 
 
 @dataclass(frozen=True)
-class Package:
+class PluginPackage:
     """Plug-ins outside this package, in a folder or an importable package."""
 
     plugin: str
@@ -107,7 +107,7 @@ class Package:
         return digest.hexdigest()
 
 
-_known: ContextVar[tuple[Package, ...]] = ContextVar("known", default=())
+_known: ContextVar[tuple[PluginPackage, ...]] = ContextVar("known", default=())
 
 
 @contextmanager
@@ -150,7 +150,7 @@ def add(plugin: str) -> None:
     _known.set((*known, package))
 
 
-def locate(plugin: str) -> Package:
+def locate(plugin: str) -> PluginPackage:
     """Return the package of plug-ins in a folder (absolute path) or an importable package.
 
     Raises UserError where it does not exist.
@@ -159,7 +159,7 @@ def locate(plugin: str) -> Package:
         folder = Path(plugin)
         if not os.path.isdir(plugin):  # also for a name that no path can have
             raise UserError(f"expected a folder of plug-ins, got {plugin!r}, which is not one, change it")
-        return Package(plugin, outside.package_name(folder), (folder,))
+        return PluginPackage(plugin, outside.package_name(folder), (folder,))
     try:
         spec = find_spec(plugin) if plugin.strip(".") else None
     except (ImportError, ValueError):
@@ -169,7 +169,7 @@ def locate(plugin: str) -> Package:
             f"expected a folder beside the file that names it, or an importable package, got {plugin!r}, which is "
             "neither, change it"
         )
-    return Package(plugin, plugin, tuple(map(Path, spec.submodule_search_locations)))
+    return PluginPackage(plugin, plugin, tuple(map(Path, spec.submodule_search_locations)))
 
 
 def record(plugins: Sequence[str] = ()) -> list[dict[str, str | None]]:
@@ -239,7 +239,7 @@ def of(kind: str, config: Any) -> ModuleType:
     return module(kind, config.type)
 
 
-def _imported(kind: str, name: str, package: Package) -> ModuleType:
+def _imported(kind: str, name: str, package: PluginPackage) -> ModuleType:
     """Import and check an external plug-in module.
 
     Raises BrokenPluginError with file and line.

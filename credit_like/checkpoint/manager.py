@@ -187,7 +187,7 @@ class CheckpointManager:
     asynchronous: bool = True
     runtime: Runtime = field(default_factory=Runtime)
     before_commit: Callable[[], None] | None = None
-    _plan: shards.Plan | None = None
+    _plan: shards.SavePlan | None = None
     _planned: frozenset[str] = frozenset()
     _buffers: dict[str, Tensor] = field(default_factory=dict)
     _save: _Save | None = None

@@ -40,7 +40,7 @@ def beside(piece: Piece, local: Tensor) -> Piece:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SavePlan:
     """The pieces that this rank writes; on the main rank also the places of all pieces."""
 
     mine: list[str]
@@ -61,7 +61,7 @@ class _Record:
     loose: dict[str, _Loose]
 
 
-def share_out(pieces: Mapping[str, Piece]) -> Plan:
+def share_out(pieces: Mapping[str, Piece]) -> SavePlan:
     """Return which pieces this rank writes. Collective.
 
     A piece that several ranks hold is written once, so that each rank writes about 1/ranks of all bytes in every layout.
@@ -106,7 +106,7 @@ def share_out(pieces: Mapping[str, Piece]) -> Plan:
             mine.append(name)
         if rank == 0:
             tensors[name] = stored
-    return Plan(mine, tensors)
+    return SavePlan(mine, tensors)
 
 
 def _division(piece: Piece) -> Division:

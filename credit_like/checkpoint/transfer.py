@@ -259,7 +259,7 @@ def by_name(wanted: Sequence[str], there: Sequence[str]) -> Positions:
 
 
 @dataclass
-class Plan:
+class TransferPlan:
     """The origin of every tensor of a model."""
 
     direct: list[str] = field(default_factory=list)
@@ -272,12 +272,12 @@ class Plan:
     """Differences between the two models, as sentences."""
 
 
-def plan(source: Source, model: nn.Module, config: ModelConfig, channels: Channels, missing: str) -> Plan:
+def plan(source: Source, model: nn.Module, config: ModelConfig, channels: Channels, missing: str) -> TransferPlan:
     """Return how this model, which may be on meta, gets the source's weights.
 
     Raises UserError with everything that cannot be taken over, unless `missing` is `initial`.
     """
-    model, result = get_raw_model(model), Plan()
+    model, result = get_raw_model(model), TransferPlan()
     problems = [
         f"model.{key}: expected {there!r} as in the source, got {here!r}"
         for key, (there, here) in different_keys(source.config, config).items()
@@ -391,7 +391,7 @@ def _mapped_shape(there: tuple[int, ...], along: Sequence[tuple[ChannelAxis, Pos
     return tuple(result)
 
 
-def _keep_norms_together(model: nn.Module, result: Plan) -> None:
+def _keep_norms_together(model: nn.Module, result: TransferPlan) -> None:
     """Treat weight, u and v of a spectral norm alike: all initial where one of them is, else all mapped."""
     for name, _ in spectral_norm.layers(model):
         parts = [f"{canonical_name(name)}.{leaf}" for leaf in _OF_A_NORM]
@@ -408,7 +408,7 @@ def _keep_norms_together(model: nn.Module, result: Plan) -> None:
 _OF_A_NORM = ("weight", "spectral.u", "spectral.v")
 
 
-def check_optimizer(section: StartFrom, source: Source, plan: Plan, kind: str) -> None:
+def check_optimizer(section: StartFrom, source: Source, plan: TransferPlan, kind: str) -> None:
     """Raise UserError if the state of an optimiser of this kind is requested from a source that has none for these weights."""
     if not section.optimizer:
         return
@@ -434,7 +434,7 @@ def _optimizer_of(meta: Mapping[str, Any]) -> str:
 
 
 @torch.no_grad()
-def load(source: Source, plan: Plan, model: nn.Module, seed: int) -> list[str]:
+def load(source: Source, plan: TransferPlan, model: nn.Module, seed: int) -> list[str]:
     """Fill this rank's part of a model that has its initial values; return what the first optimiser step will change.
 
     A rank reads the boxes that it holds, and the whole tensors of the first and last layers where channels differ. 1/σ of
@@ -468,7 +468,7 @@ def _by_layer(names: Iterable[str], norms: Mapping[str, nn.Module]) -> dict[str,
 
 
 def _mapped(
-    whole: Mapping[str, Tensor], plan: Plan, owners: Mapping[str, tuple[nn.Module, str]], seed: int
+    whole: Mapping[str, Tensor], plan: TransferPlan, owners: Mapping[str, tuple[nn.Module, str]], seed: int
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors with channels: the source's entries where it has them, else zeros or initial values."""
     for name, value in whole.items():
