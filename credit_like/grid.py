@@ -9,13 +9,17 @@ from numpy.typing import NDArray
 
 from credit_like.errors import UserError
 
+ROUNDING = 1e-4
+"""Degrees by which coordinates may miss the decimals that they stand for: sums of steps, and numbers in single precision."""
+
 
 @dataclass(frozen=True, eq=False)
 class Grid:
     """A latitude-longitude grid as stored in the data; latitude may ascend or descend.
 
     `latitude` (H,) and `longitude` (W,) are in degrees. Raises UserError for coordinates that are not finite or not
-    1-D, for a latitude outside ±90 or not monotonic, and for longitudes that repeat.
+    1-D, for a latitude outside ±90 or not monotonic, and for longitudes that repeat. Latitudes that differ from ±90 by
+    rounding are ±90.
     """
 
     latitude: NDArray[np.float64]
@@ -31,6 +35,8 @@ class Grid:
                 raise UserError(
                     f"expected finite values of {name}, got {np.count_nonzero(~np.isfinite(values))} that are not"
                 )
+        is_pole = np.abs(np.abs(self.latitude) - 90) < ROUNDING
+        object.__setattr__(self, "latitude", np.where(is_pole, np.copysign(90.0, self.latitude), self.latitude))
         steps = np.diff(self.latitude)
         if not (np.all(steps > 0) or np.all(steps < 0)):
             raise UserError("expected latitudes that ascend or descend throughout, got others; sort the source's rows")
@@ -42,7 +48,7 @@ class Grid:
             raise UserError("expected each longitude once, got neighbours that are equal")
         first, last = self.longitude[0], self.longitude[-1]
         # The circle would have a column twice, and not close.
-        if self.width > 2 and abs(abs(last - first) - 360) < 1e-6:
+        if self.width > 2 and abs(abs(last - first) - 360) < ROUNDING:
             raise UserError(
                 f"expected each longitude once, got {first:g} and {last:g}, which are the same; write the files without the last "
                 "column, with xarray `dataset.isel(longitude=slice(-1))`"

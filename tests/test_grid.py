@@ -115,3 +115,13 @@ def test_a_circle_that_lacks_a_column_is_not_closed(width):
     assert Grid(np.linspace(90, -90, 5), np.roll(longitude, 1) % 360 - 180).is_periodic
     for lacking in (longitude[:-1], longitude[1:], np.delete(longitude, width // 2)):
         assert not Grid(np.linspace(90, -90, 5), lacking).is_periodic
+
+
+def test_rows_that_miss_a_pole_by_rounding_are_at_it():
+    """Steps that were added up, and single precision, end beside 90 degrees, on either side of it."""
+    for step in (1.8, 0.9):
+        assert abs(np.arange(-90, 90 + step / 2, step)[-1]) != 90
+        assert Grid(np.arange(-90, 90 + step / 2, step), np.arange(4) * 90.0).latitude[[0, -1]].tolist() == [-90, 90]
+    single = np.array([90, 0, np.nextafter(np.float32(-90), np.float32(0))], np.float32)
+    assert Grid(single, np.arange(4) * 90.0).latitude.tolist() == [90, 0, -90]
+    assert Grid(np.array([89.999, 0, -89.999]), np.arange(4) * 90.0).latitude.tolist() == [89.999, 0, -89.999]

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from credit_like.errors import UserError
-from credit_like.grid import Grid
+from credit_like.grid import ROUNDING, Grid
 from credit_like.schema.inference import Box
 
 Array = NDArray[np.float64]
@@ -27,10 +27,6 @@ REGIONS: dict[str, tuple[float, float]] = {
 }
 
 
-_EDGE = 1e-6
-"""Degrees by which a point may lie outside the edge of a box."""
-
-
 class Regions:
     """Area-weighted means over `global` (the whole grid), the latitude belts of WeatherBench2 and the user's boxes.
 
@@ -40,13 +36,18 @@ class Regions:
 
     def __init__(self, grid: Grid, boxes: Mapping[str, Box]) -> None:
         latitude, longitude = grid.latitude[:, None], grid.longitude[None] % 360
-        inside = {name: (latitude >= south) & (latitude <= north) for name, (south, north) in REGIONS.items()}
+        # Coordinates and edges are decimals: a point on an edge is inside, whatever the rounding.
+        inside = {
+            name: (latitude >= south - ROUNDING) & (latitude <= north + ROUNDING)
+            for name, (south, north) in REGIONS.items()
+        }
         inside["global"] = np.ones_like(latitude, bool)
         for name, box in boxes.items():
             width = box.east - box.west
-            # Longitudes and edges are decimals: a point on an edge is inside, whatever the rounding.
-            eastward = (longitude - box.west + _EDGE) % 360 <= (width if width == 360 else width % 360) + 2 * _EDGE
-            inside[name] = (latitude >= box.south - _EDGE) & (latitude <= box.north + _EDGE) & eastward
+            eastward = (longitude - box.west + ROUNDING) % 360 <= (
+                width if width == 360 else width % 360
+            ) + 2 * ROUNDING
+            inside[name] = (latitude >= box.south - ROUNDING) & (latitude <= box.north + ROUNDING) & eastward
             if not inside[name].any():
                 raise UserError(
                     f"evaluation.regions.{name}: expected a box with points of the grid, got none inside "

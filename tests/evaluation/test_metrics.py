@@ -492,6 +492,17 @@ def test_regions(make_fields, grid):
         np.testing.assert_allclose(got[..., fields.regions.names.index(name)], expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_points_on_the_edges_of_a_region_are_inside_whatever_their_rounding(kind):
+    """Latitudes that were added up in steps, and coordinates in single precision, miss the edges."""
+    latitude, longitude = np.arange(90, -90.05, -0.1).astype(kind), (np.arange(3600) * 0.1).astype(kind)
+    regions = Regions(Grid(latitude, longitude), {"box": Box(south=10.3, north=10.7, west=359.2, east=359.6)})
+    inside = dict(zip(regions.names, regions.weights > 0, strict=True))
+    rows = {name: int(mask.any(1).sum()) for name, mask in inside.items()}
+    assert rows == {"global": 1801, "tropics": 401, "northern-hemisphere": 701, "southern-hemisphere": 701, "box": 5}
+    assert inside["box"].any(0).sum() == 5
+
+
 def test_points_on_the_edges_of_a_box_are_inside():
     grid = Grid(np.round(np.linspace(-9.9, 9.9, 199), 1), np.arange(3600) * 0.1)
     for west, east, columns in [(-0.3, 0.3, 7), (0.1, 0.7, 7), (179.9, 180.3, 5), (359.7, 360.3, 7), (-180, 180, 3600)]:

@@ -46,7 +46,7 @@ from credit_like.data.sources._conventions import (
 from credit_like.data.sources._index import About, Kind, indexed
 from credit_like.data.times import Times, from_seconds, to_text, whole_seconds
 from credit_like.errors import UserError, reason
-from credit_like.grid import Grid
+from credit_like.grid import ROUNDING, Grid
 from credit_like.schema.base import Latitude, Longitude, Section, UserPath, check_box
 
 _DATE_CODES = {
@@ -881,13 +881,13 @@ def _within(dataset: xr.Dataset, region: Region | None) -> xr.Dataset:
     """Return the rows and columns inside a region; data are rolled if the region crosses their edge."""
     if region is None or "latitude" not in dataset.coords:
         return dataset
-    latitude = dataset["latitude"].values
-    rows = np.flatnonzero((latitude >= region.south - 1e-6) & (latitude <= region.north + 1e-6))
+    latitude, longitude = (dataset[name].values.astype(np.float64) for name in ("latitude", "longitude"))
+    rows = np.flatnonzero((latitude >= region.south - ROUNDING) & (latitude <= region.north + ROUNDING))
     columns = np.arange(dataset.sizes["longitude"])
     if region.west is not None and region.east is not None:
-        east_of = (dataset["longitude"].values - region.west + 1e-6) % 360
+        east_of = (longitude - region.west + ROUNDING) % 360
         width = (region.east - region.west) % 360 or 360.0
-        inside = np.flatnonzero(east_of <= width + 2e-6)
+        inside = np.flatnonzero(east_of <= width + 2 * ROUNDING)
         columns = inside[np.argsort(east_of[inside], kind="stable")]
     if len(rows) < 2 or len(columns) < 2:
         raise UserError(

@@ -257,6 +257,17 @@ def test_region(tmp_path, dataset, west, east, ascending):
     np.testing.assert_array_equal(got["t"].values, expected.values)
 
 
+def test_points_on_the_edges_of_a_region_are_inside_whatever_their_rounding(tmp_path, dataset):
+    ds = dataset(width=3600)
+    rows = np.linspace(20.1, 20.7, ds.sizes["latitude"])
+    single = {"longitude": np.arange(3600) * 0.1, "latitude": rows}
+    ds = ds.assign_coords({name: x.astype("f4").astype("f8") for name, x in single.items()})
+    ds.isel(time=[0]).to_zarr(tmp_path / "a.zarr", consolidated=False)
+    region = {"south": 20.1, "north": 20.7, "west": 359.2, "east": 359.6}
+    got = source.open_dataset(config(tmp_path / "a.zarr", region=region))
+    assert (got.sizes["latitude"], got.sizes["longitude"]) == (ds.sizes["latitude"], 5)
+
+
 class Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *args):
         pass
