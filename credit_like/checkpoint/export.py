@@ -40,6 +40,11 @@ from credit_like.small_files import require_regular
 
 _PURPOSE = "that steps the atmosphere forward by"
 """Words of every model card."""
+_TRANSFORMED = (
+    "Of a channel with a transform, x is that function of the value, of which mean and std are: with u = |value| / scale,",
+    "`log1p` is log(1 + u), `sqrt` is sqrt(1 + u) - 1 and `asinh` is asinh(u), each with the sign of the value.",
+)
+"""Lines of the cards of models with transforms of variables."""
 
 log = logging.getLogger(__name__)
 
@@ -256,6 +261,7 @@ def card(
     periods = {
         name: ", ".join(f"{p['start']} to {p['end']}" for p in data[name]) for name in ("train", "valid", "test")
     }
+    transformed = any("transform" in about for about in metadata["normalisation"].values())
     lines = [
         f"# {experiment['name']}",
         "",
@@ -276,18 +282,21 @@ def card(
         *sections,
         "## Channels",
         "",
-        "| role | channel | mean | std | std of the change per step |",
-        "|---|---|---|---|---|",
+        f"| role | channel | {'transform | ' * transformed}mean | std | std of the change per step |",
+        f"|---|---|{'---|' * transformed}---|---|---|",
     ]
     for role, about in metadata["normalisation"].items():
-        for name, *numbers in zip(*(about[k] for k in ("channels", "mean", "std", "change_std")), strict=True):
-            texts = ["" if number is None else f"{number:.6g}" for number in numbers]
+        functions = about.get("transform", [""] * len(about["channels"]))
+        numbers = zip(*(about[k] for k in ("mean", "std", "change_std")), strict=True)
+        for name, function, some in zip(about["channels"], functions, numbers, strict=True):
+            texts = [function] * transformed + ["" if number is None else f"{number:.6g}" for number in some]
             lines.append(f"| {role} | {name} | {' | '.join(texts)} |")
     lines += [
         "",
         "Input channels: prognostic, static, dynamic forcing, in this order, each (x - mean) / std. Output channels:",
         "prognostic, diagnostic. With `predict: increment` a prognostic output is the change over a step in units of",
         "its standard deviation; with `predict: state`, and for diagnostics, it is (x - mean) / std.",
+        *(_TRANSFORMED if transformed else ()),
         "",
         "## Use",
         "",

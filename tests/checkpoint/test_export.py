@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from credit_like import cli
 from credit_like.checkpoint import commands
 from credit_like.checkpoint.errors import DamagedCheckpoint
-from credit_like.checkpoint.export import Export, export, load_export
+from credit_like.checkpoint.export import Export, card, export, load_export
 from credit_like.checkpoint.format import write_tensors
 from credit_like.checkpoint.manager import Checkpoint
 from credit_like.errors import RunError
@@ -57,6 +57,17 @@ def test_an_export_is_the_checkpoint_in_one_plain_file(run, tmp_path, weights) -
     card = out.with_suffix(".md").read_text()
     assert "| prognostic | v | 0 | 1 | 0.5 |" in card
     assert not list(out.parent.glob(".*"))
+
+
+def test_a_card_names_the_transforms_of_which_the_numbers_are(run, tmp_path) -> None:
+    metadata = load_export(export(run, tmp_path / "model.safetensors")).metadata
+    assert "transform" not in card(tmp_path / "model.safetensors", metadata, {})
+    metadata["normalisation"]["prognostic"]["transform"] = ["", "log1p of x / 0.001"]
+    text = card(tmp_path / "model.safetensors", metadata, {})
+    assert "| role | channel | transform | mean | std | std of the change per step |\n|---|---|---|---|---|---|" in text
+    assert "| prognostic | u |  | 0 | 1 | 0.5 |" in text
+    assert "| prognostic | v | log1p of x / 0.001 | 0 | 1 | 0.5 |" in text
+    assert "`log1p` is log(1 + u)" in text
 
 
 def test_a_model_comes_back_and_computes_the_same(tmp_path) -> None:
