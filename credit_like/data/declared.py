@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from credit_like.data import units
 from credit_like.data.aliases import find, other_quantity
 from credit_like.errors import UserError
+from credit_like.schema.base import format_duration
 
 if TYPE_CHECKING:
     from credit_like.data.store import FieldStore
@@ -57,6 +60,25 @@ def check_units(
         )
     if scale is not None:
         _check_scale(scale, factor, f"{variable.name} in {declared!r}")
+
+
+def check_sums(store: FieldStore, key: str, name: str, rate: str) -> None:
+    """Raise UserError where a variable, given by its name or an alias, is a sum over another time than the step.
+
+    A budget would count a part of the step, or more than it. Units of `rate` are those of a mean, of any time.
+    """
+    variable = _variable(store, name)
+    over = 0 if variable is None else store.other_sums.get(variable.name, 0)
+    if variable is None or not over:
+        return
+    with suppress(UserError):
+        if units.between(store.attrs(variable).get("units", ""), rate) is not None:
+            return
+    each, step = (format_duration(dt.timedelta(seconds=seconds)) for seconds in (over, store.step_seconds))
+    raise UserError(
+        f"{key}: expected {variable.name} as sums over data.timestep ({step}), got sums over {each}, sum them up in the files or "
+        "remove the correction"
+    )
 
 
 def per_step(declared: str, wanted: str, rate: str | None, seconds: int) -> tuple[float, float] | None:

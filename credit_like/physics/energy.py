@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from pydantic import model_validator
 
 from credit_like.data.aliases import find as find_alias
-from credit_like.data.declared import check_units
+from credit_like.data.declared import check_sums, check_units
 from credit_like.errors import UserError
 from credit_like.physics._column import GRAVITY, ColumnConfig, channel_of, channels_of, check_column, layers
 from credit_like.schema.base import Section
@@ -166,6 +166,7 @@ def check_data(config: Config, store: FieldStore) -> None:
         check_units(store, f"physics.{key}", getattr(config, key), unit)
     for name, _, key in _fluxes(config):
         check_units(store, key, name, config.flux_units, other="it or flux_units")
+        check_sums(store, key, name, "W m-2")
     check_column(config, store)
 
 

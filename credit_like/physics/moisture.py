@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
-from credit_like.data.declared import Scale, check_units
+from credit_like.data.declared import Scale, check_sums, check_units
 from credit_like.physics._column import GRAVITY, Column, ColumnConfig, channel_of, check_column, make_column
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ def check_data(config: Config, store: FieldStore) -> None:
     scale = Scale("physics.water_scale", config.water_scale)
     for key, name in (("precipitation", config.precipitation), ("evaporation", config.evaporation)):
         check_units(store, f"physics.{key}", name, "kg m-2", scale, rate="kg m-2 s-1")
+        check_sums(store, f"physics.{key}", name, "kg m-2 s-1")
     check_column(config, store)
 
 

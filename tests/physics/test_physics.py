@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -711,6 +711,8 @@ class Declared:
     units: dict[str, str]
     levels: str = "hPa"
     step_seconds: int = 21600
+    other_sums: dict[str, int] = field(default_factory=dict)
+    """Variable → seconds of sums over another time than the step."""
 
     def attrs(self, variable):
         return {"units": self.units[variable.name]} if variable.name in self.units else {}
@@ -795,6 +797,32 @@ def test_units_that_the_data_declare_are_those_that_a_budget_counts_on(
         return
     with pytest.raises(ValueError, match=re.escape(f"physics.{message}")):
         module.check_data(module.Config(**config), store)
+
+
+@pytest.mark.parametrize(
+    ("config", "units", "name", "key"),
+    [
+        (MOISTURE, WATER, "evaporation", "evaporation"),
+        ({"type": "energy", **ENERGY, **NET}, HEAT, "thermal", "top.down"),
+    ],
+    ids=["moisture", "energy"],
+)
+def test_sums_over_another_time_than_the_step_close_no_budget(variables, moist, config, units, name, key):
+    """ERA5 accumulates over an hour, also where every sixth hour is read; a mean flux may be of any time."""
+    module = registry.module("physics", config["type"])
+    store = Declared(moist if config["type"] == "energy" else variables, units, other_sums={name: 3600})
+    told = f"physics.{key}: expected {name} as sums over data.timestep (6h), got sums over 1h, sum them up"
+    with pytest.raises(ValueError, match=re.escape(told)):
+        module.check_data(module.Config(**config), store)
+    store.other_sums = {"another": 3600}
+    module.check_data(module.Config(**config), store)
+    if config["type"] == "energy":
+        rates = {**units, **dict.fromkeys(("solar", "thermal", "sensible"), "W m-2")}
+        rate = {**config, "flux_units": "W m-2"}
+    else:
+        rates = {**units, **dict.fromkeys(("tp", "evaporation"), "kg m-2 s-1")}
+        rate = {**config, "water_scale": 21600}
+    module.check_data(module.Config(**rate), Declared(store.variables, rates, other_sums={name: 3600}))
 
 
 def test_a_maximum_clips_too(variables, states):
