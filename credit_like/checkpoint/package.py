@@ -154,19 +154,34 @@ def _write_static(experiment: Experiment, path: Path) -> list[str]:
         return [f"no static fields, because the data of the run do not open ({first}): give them as `forecast --from`"]
     try:
         netcdf_files.save(_static(store), path)
+    except UserError as error:
+        return [f"no static fields, because {error}: give them as `forecast --from`"]
     finally:
         store.close()
     return []
 
 
 def _static(store: FieldStore) -> xr.Dataset:
+    """Return the static fields under their names in the files, on the levels that the model reads.
+
+    Raises UserError for several fields of one name that are no levels of one variable.
+    """
     values, variables = store.static(), store.variables.role("static")
-    coordinates = {"latitude": store.grid.latitude, "longitude": store.grid.longitude}
-    fields = {
-        variable.spec.var or variable.name: (tuple(coordinates), values[at], store.attrs(variable))
-        for at, variable in enumerate(variables)
-    }
-    return xr.Dataset(fields, coordinates)
+    horizontal = {"latitude": store.grid.latitude, "longitude": store.grid.longitude}
+    result = xr.Dataset()
+    for variable, channels in zip(variables, Variables.slices(variables).values(), strict=True):
+        name, fields, attrs = variable.spec.var or variable.name, values[channels], store.attrs(variable)
+        levels = variable.levels or variable.spec.levels  # a field at the surface may be one level of the files
+        if levels:
+            level = ("level", list(levels), store.level_attrs(variable))
+            part = xr.Dataset({name: (("level", *horizontal), fields, attrs)}, {"level": level, **horizontal})
+        else:
+            part = xr.Dataset({name: (tuple(horizontal), fields[0], attrs)}, horizontal)
+        try:
+            result = xr.merge([result, part], compat="no_conflicts", join="outer", combine_attrs="drop_conflicts")
+        except ValueError as error:
+            raise UserError(f"several of them have the name {name} in the files") from error
+    return result
 
 
 def _front_matter(experiment: Experiment, licence: str | None) -> str:

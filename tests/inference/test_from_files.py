@@ -8,20 +8,25 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 import xarray as xr
 import yaml
 from typer.testing import CliRunner
 
 from credit_like.checkpoint.export import find
 from credit_like.checkpoint.files import digest
-from credit_like.checkpoint.package import write_package
+from credit_like.checkpoint.package import _static, _write_static, load_static, write_package
 from credit_like.cli import app
+from credit_like.data.files import netcdf_files
+from credit_like.data.store import open_store
 from credit_like.errors import UserError
-from credit_like.inference.forecaster import load_forecaster
+from credit_like.inference.forecaster import Forecaster, load_forecaster
 from credit_like.inference.from_files import forecast_from_files
 from credit_like.naming import weights_text
 from credit_like.schema.experiment import Experiment
+from credit_like.variables import ROLES, Variables
 from tests.inference.test_forecaster import INIT, run  # noqa: F401
+from tests.inference.world import make_data, make_experiment
 
 
 @pytest.fixture(scope="module")
@@ -213,6 +218,48 @@ def test_a_forecast_from_a_package_needs_no_static_fields(files, package, tmp_pa
     with xr.open_dataset(expected) as one, xr.open_dataset(made) as two:
         xr.testing.assert_identical(one.drop_attrs(deep=False), two.drop_attrs(deep=False))
         assert two.attrs["checkpoint"] == one.attrs["checkpoint"] == f"export {digest(export)[:12]}"
+
+
+@pytest.mark.parametrize(
+    "static",
+    [
+        {"level": ["soil"], "surface": ["oro"]},
+        {"level": ["soil", {"name": "deep", "levels": [850]}], "surface": ["oro"]},
+        {"surface": [{"name": f"soil{level}", "var": "soil", "levels": [level]} for level in (500, 850)]},
+    ],
+    ids=["levels", "other levels", "levels of one variable"],
+)
+def test_static_fields_of_a_package_are_those_of_the_data(tmp_path, static):
+    make_data(tmp_path / "data.nc")
+    data = netcdf_files.load(tmp_path / "data.nc")
+    numbers = np.random.default_rng(0).normal(size=(2, 2, *data["oro"].shape)).astype(np.float32)
+    fields = {name: (("level", *data["oro"].dims), x) for name, x in zip(("soil", "deep"), numbers, strict=True)}
+    netcdf_files.save(data.assign(fields), tmp_path / "all.nc")
+    values = make_experiment(tmp_path / "all.nc", tmp_path / "run").to_dict()
+    experiment = Experiment.model_validate({**values, "data": {**values["data"], "static": static}})
+    variables = Variables(experiment.data)
+    store = open_store(experiment.data, variables)
+    netcdf_files.save(_static(store), tmp_path / "static.nc")
+    names = {role: Variables.channel_names(variables.role(role)) for role in ROLES}
+    moments = {
+        role: {"channels": channels, "units": [""] * len(channels)} | dict.fromkeys(("mean", "std", "change_std"), ())
+        for role, channels in names.items()
+    }
+    forecaster = Forecaster(torch.nn.Identity(), experiment, moments, store.grid, load_static(tmp_path / "static.nc"))
+    there = forecaster.open(data.drop_vars("oro"))
+    np.testing.assert_array_equal(there.static(), store.static())
+    store.close()
+
+
+def test_static_fields_that_cannot_be_told_apart_are_left_out(tmp_path):
+    make_data(tmp_path / "data.nc")
+    values = make_experiment(tmp_path / "data.nc", tmp_path / "run").to_dict()
+    netcdf_files.save(2 * netcdf_files.load(tmp_path / "data.nc")[["oro"]], tmp_path / "other.nc")
+    twice = {"surface": ["oro", {"name": "other", "var": "oro", "path": str(tmp_path / "other.nc")}]}
+    experiment = Experiment.model_validate({**values, "data": {**values["data"], "static": twice}})
+    (told,) = _write_static(experiment, tmp_path / "static.nc")
+    assert told.startswith("no static fields, because several of them have the name oro in the files: give them as")
+    assert not (tmp_path / "static.nc").exists()
 
 
 def test_a_package_has_only_the_scores_of_its_weights(run, package, tmp_path, monkeypatch):  # noqa: F811
