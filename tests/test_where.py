@@ -33,6 +33,7 @@ ELSEWHERE = {
     "data/sources/_cache": "data/sources/test_synthetic.py",
     "data/sources/_grib_files": "data/sources/test_grib.py",
     "data/declared": "physics/test_physics.py",
+    "data/named": "interop/test_earth2studio.py",
     "data/stored_statistics": "data/sources/test_anemoi.py",
     "data/tools/audit": "data/tools/test_preprocess.py",
     "data/tools/stamps": "data/tools/test_preprocess.py",

@@ -23,6 +23,7 @@ from credit_like.checkpoint.export import card, export, find_unread, load_export
 from credit_like.checkpoint.files import digest, to_json, write_bytes
 from credit_like.checkpoint.format import MANIFEST
 from credit_like.data.files import netcdf_files
+from credit_like.data.named import datasets
 from credit_like.data.store import FieldStore, open_store
 from credit_like.errors import UserError, reading, reason
 from credit_like.naming import weights_text
@@ -155,33 +156,17 @@ def _write_static(experiment: Experiment, path: Path) -> list[str]:
     try:
         netcdf_files.save(_static(store), path)
     except UserError as error:
-        return [f"no static fields, because {error}: give them as `forecast --from`"]
+        return [f"no static fields: {error}"]
     finally:
         store.close()
     return []
 
 
 def _static(store: FieldStore) -> xr.Dataset:
-    """Return the static fields under their names in the files, on the levels that the model reads.
-
-    Raises UserError for several fields of one name that are no levels of one variable.
-    """
-    values, variables = store.static(), store.variables.role("static")
-    horizontal = {"latitude": store.grid.latitude, "longitude": store.grid.longitude}
-    result = xr.Dataset()
-    for variable, channels in zip(variables, Variables.slices(variables).values(), strict=True):
-        name, fields, attrs = variable.spec.var or variable.name, values[channels], store.attrs(variable)
-        levels = variable.levels or variable.spec.levels  # a field at the surface may be one level of the files
-        if levels:
-            level = ("level", list(levels), store.level_attrs(variable))
-            part = xr.Dataset({name: (("level", *horizontal), fields, attrs)}, {"level": level, **horizontal})
-        else:
-            part = xr.Dataset({name: (tuple(horizontal), fields[0], attrs)}, horizontal)
-        try:
-            result = xr.merge([result, part], compat="no_conflicts", join="outer", combine_attrs="drop_conflicts")
-        except ValueError as error:
-            raise UserError(f"several of them have the name {name} in the files") from error
-    return result
+    """Return the static fields on the levels that the model reads. Raises UserError for several of one name in the files."""
+    axes = {"latitude": store.grid.latitude, "longitude": store.grid.longitude}
+    parts = datasets(store.variables.role("static"), store.static(), axes, store.attrs, store.level_attrs)
+    return xr.merge(parts, join="outer", combine_attrs="drop_conflicts")
 
 
 def _front_matter(experiment: Experiment, licence: str | None) -> str:

@@ -25,6 +25,7 @@ from torch import Tensor
 from credit_like.checkpoint.package import open_package
 from credit_like.data import units
 from credit_like.data.aliases import find
+from credit_like.data.named import datasets
 from credit_like.data.times import to_text
 from credit_like.errors import UserError
 from credit_like.inference.forecast import computes_in_bfloat16
@@ -210,20 +211,14 @@ class Prognostic:
             yield stepper.masked(stepper.outputs(state)).float()[0]
 
     def _datasets(self, x_TCHW: Tensor, times: NDArray[np.datetime64]) -> list[xr.Dataset]:
-        """Return each variable of one input under its name in the experiment."""
+        """Return the variables of one input, as files of the training data have them."""
         grid, values = self.forecaster.grid, x_TCHW.detach().cpu().float().numpy()
-        axes: dict[str, Any] = {"time": times, "latitude": grid.latitude, "longitude": grid.longitude}
-        result, start = [], 0
-        for variable in self._inputs:
-            part = values[:, start : start + len(variable)]
-            start += len(variable)
-            attrs = {"units": variable.spec.units} if variable.spec.units else {}
-            dims: tuple[str, ...] = ("time", "level", "latitude", "longitude")
-            coordinates = {**axes, "level": [*variable.levels]}
-            if not variable.levels:
-                dims, part, coordinates = ("time", "latitude", "longitude"), part[:, 0], axes
-            result.append(xr.Dataset({variable.spec.var or variable.name: (dims, part, attrs)}, coordinates))
-        return result
+        axes = {"time": times, "latitude": grid.latitude, "longitude": grid.longitude}
+
+        def attrs(variable: Variable) -> dict[str, str]:
+            return {"units": variable.spec.units} if variable.spec.units else {}
+
+        return datasets(self._inputs, values, axes, attrs)
 
     def _coords(self, variables: NDArray[np.str_], lead_time: NDArray[np.timedelta64]) -> CoordSystem:
         grid, empty = self.forecaster.grid, np.empty(0)

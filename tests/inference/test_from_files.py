@@ -258,7 +258,8 @@ def test_static_fields_that_cannot_be_told_apart_are_left_out(tmp_path):
     twice = {"surface": ["oro", {"name": "other", "var": "oro", "path": str(tmp_path / "other.nc")}]}
     experiment = Experiment.model_validate({**values, "data": {**values["data"], "static": twice}})
     (told,) = _write_static(experiment, tmp_path / "static.nc")
-    assert told.startswith("no static fields, because several of them have the name oro in the files: give them as")
+    assert told.startswith("no static fields: expected variables that have a name of their own")
+    assert "got several oro, change `var`" in told
     assert not (tmp_path / "static.nc").exists()
 
 

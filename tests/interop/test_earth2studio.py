@@ -13,12 +13,15 @@ import xarray as xr
 
 from credit_like.checkpoint.package import write_package
 from credit_like.errors import UserError
-from credit_like.inference.forecaster import load_forecaster
+from credit_like.inference.forecaster import Forecaster, load_forecaster
 from credit_like.inference.from_files import forecast_from_files
-from credit_like.interop.earth2studio import load_model, names_of
+from credit_like.interop.earth2studio import Prognostic, load_model, names_of
+from credit_like.rollout import rollout
 from credit_like.schema.data import Role, VariableSpec
-from credit_like.variables import Variable
+from credit_like.schema.experiment import Experiment
+from credit_like.variables import ROLES, Variable, Variables
 from tests.inference.test_forecaster import INIT, run  # noqa: F401
+from tests.inference.world import make_context, make_data, make_experiment
 
 
 @runtime_checkable
@@ -195,6 +198,33 @@ def test_a_variable_in_other_units_has_no_name_of_the_lexicon(unit, known):
     assert names_of(Variable("2m_temperature", "prognostic", (), spec), True) == (
         ("t2m",) if known else ("2m_temperature",)
     )
+
+
+@pytest.mark.parametrize(
+    "prognostic",
+    [
+        {"surface": ["sp", *({"name": f"T{p}", "var": "temperature", "levels": [p]} for p in (500, 850))]},
+        {"level": [{"name": "u", "levels": [500]}], "surface": ["sp", {"name": "wind", "var": "u", "levels": [850]}]},
+    ],
+    ids=["two of a variable", "one beside levels"],
+)
+def test_fields_at_the_surface_may_be_levels_of_one_variable_of_the_files(tmp_path, prognostic):
+    values = make_experiment(make_data(tmp_path / "data.nc"), tmp_path / "run").to_dict()
+    forcing = {"surface": [{"name": "sst", "fill": "persist"}]}
+    data = {**values["data"], "prognostic": prognostic, "dynamic_forcing": forcing, "static": {}}
+    context = make_context(Experiment.model_validate({**values, "data": data}))
+    variables, store, statistics = context.variables, context.store, context.statistics
+    moments = {}
+    for role in ROLES:
+        numbers = zip(("mean", "std", "change_std"), statistics.select(variables.role(role)), strict=True)
+        moments[role] = {"channels": Variables.channel_names(variables.role(role)), **dict(numbers)}
+    model = Prognostic(Forecaster(context.stepper.model, context.experiment, moments, store.grid))
+    inputs = store.read((*variables.role("prognostic"), *variables.role("dynamic_forcing")), [10])
+    coords = OrderedDict(model.input_coords(), time=store.times[[10]].astype("datetime64[ns]"))
+    after, _ = model(torch.from_numpy(inputs)[None, None], coords)
+    _, state = next(rollout(context.stepper, store, variables, [10], 1))
+    np.testing.assert_allclose(after[0, 0, 0], context.stepper.outputs(state)[0], rtol=1e-6)
+    store.close()
 
 
 def test_what_does_not_fit_is_refused(run, package):  # noqa: F811
