@@ -11,6 +11,7 @@ from credit_like import registry
 from credit_like.data.times import from_seconds
 from credit_like.grid import Grid
 from credit_like.inference.layout import ForecastLayout, choose
+from credit_like.inference.writers import _grib
 from credit_like.schema.data import DataSection
 from credit_like.variables import Variables
 
@@ -89,6 +90,21 @@ def messages(path):
             values = eccodes.codes_get_values(handle).reshape(-1, eccodes.codes_get(handle, "Ni"))
             yield found, np.where(values == 1e30, np.nan, values)
             eccodes.codes_release(handle)
+
+
+def test_rows_of_a_fine_gaussian_grid_are_no_regular_ones():
+    """Their spacing varies by less than a thousandth of a degree."""
+    latitude = np.rad2deg(np.arcsin(np.polynomial.legendre.leggauss(1600)[0]))
+    assert np.ptp(np.diff(latitude)) < 1e-3
+    keys = {
+        kind: _grib._grid_keys(Grid(rows, np.arange(4) * 90.0))
+        for kind, rows in (
+            ("regular_gg", latitude[::-1].astype(np.float32)),
+            ("regular_ll", np.linspace(90, -90, 1600).round(4)),
+        )
+    }
+    assert {kind: found["gridType"] for kind, found in keys.items()} == {kind: kind for kind in keys}
+    assert keys["regular_gg"]["N"] == 800
 
 
 @pytest.mark.parametrize(("grid", "kind"), [(REGULAR, "regular_ll"), (GAUSSIAN, "regular_gg")])

@@ -16,7 +16,7 @@ from credit_like.data.times import calendar_of
 from credit_like.data.units import conversion, same, same_dimensions
 from credit_like.derive.fields import PL
 from credit_like.errors import UserError
-from credit_like.grid import Grid, turn
+from credit_like.grid import ROUNDING, Grid, turn
 from credit_like.inference.layout import ForecastLayout
 from credit_like.inference.writers._base import Fields, FilePerInit, ForecastKey
 
@@ -229,9 +229,14 @@ def _grid_keys(grid: Grid) -> dict[str, Any]:
             "iScansNegatively": int(columns[0] < 0),
             "jScansPositively": int(latitude[0] < latitude[-1]),
         }
-        if np.ptp(rows) < 1e-3:
-            return {"gridType": "regular_ll", **keys, "jDirectionIncrementInDegrees": float(abs(rows[0]))}
+        regular_ll = {"gridType": "regular_ll", **keys, "jDirectionIncrementInDegrees": float(abs(rows[0]))}
+        apart = np.abs(latitude - np.linspace(latitude[0], latitude[-1], grid.height)).max()
+        if apart < ROUNDING:
+            return regular_ll
+        # The more rows there are, the nearer they are to even spacing: 1e-3 degrees at N1280.
         gaussian = np.rad2deg(np.arcsin(np.polynomial.legendre.leggauss(grid.height)[0]))
-        if grid.height % 2 == 0 and np.abs(np.sort(latitude) - gaussian).max() < 1e-3:
+        if grid.height % 2 == 0 and np.abs(np.sort(latitude) - gaussian).max() < min(apart, 1e-3):
             return {"gridType": "regular_gg", "N": grid.height // 2, **keys}
+        if np.ptp(rows) < 1e-3:
+            return regular_ll
     raise UserError(f"inference.output.type: expected a regular or Gaussian grid for grib, got another; {_ELSE}")
