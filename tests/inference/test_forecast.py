@@ -28,7 +28,7 @@ from credit_like.errors import UserError, known_message
 from credit_like.inference import forecast as forecasts
 from credit_like.inference.forecast import write_forecasts
 from credit_like.inference.paths import forecast_path
-from credit_like.inference.writers import _netcdf, _zarr
+from credit_like.inference.writers import _base, _netcdf, _zarr
 from credit_like.lock import Locked
 from credit_like.rollout import rollout
 
