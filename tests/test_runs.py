@@ -3,7 +3,9 @@
 import io
 import json
 import os
+import shutil
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -160,6 +162,44 @@ def test_the_origin_of_the_weights_is_told(tmp_path):
     assert told["started from"] == "/runs/pre/step-9 (pre, step 9, ema weights, SHA-256 0123456789ab…)"
     (run / "status.json").write_text(json.dumps({"state": "finished", "step": 20, "origin": "what"}))
     assert "started from" not in dict(status(run).rows())
+
+
+def test_status_of_a_run_whose_checkpoints_are_replaced_meanwhile(tmp_path, monkeypatch):
+    folder = make_run(tmp_path / "run") / "checkpoints"
+    (folder / "step-3").mkdir(parents=True)
+    listdir = os.listdir
+
+    def listed_just_before_the_removal(path):
+        names = listdir(path)
+        if (folder / "step-3").exists():
+            (folder / "step-3").rename(folder / "step-4")
+        return names
+
+    monkeypatch.setattr(os, "listdir", listed_just_before_the_removal)
+    told = status(folder.parent)
+    assert told.checkpoint == 4
+    assert told.checkpoint_time is not None
+
+
+@pytest.mark.parametrize("name", ["status.json", "checkpoints"])
+def test_status_of_a_run_that_is_removed_meanwhile(tmp_path, monkeypatch, name):
+    """`train --fresh --force` removes it."""
+    folder = make_run(tmp_path / "run")
+    (folder / "checkpoints").mkdir()
+    is_file, is_dir = Path.is_file, Path.is_dir
+
+    def then_removed(check):
+        def checked(path):
+            found = check(path)
+            if path == folder / name:
+                shutil.rmtree(path) if path.name == "checkpoints" else path.unlink(missing_ok=True)
+            return found
+
+        return checked
+
+    monkeypatch.setattr(Path, "is_file", then_removed(is_file))
+    monkeypatch.setattr(Path, "is_dir", then_removed(is_dir))
+    assert status(folder).checkpoint is None
 
 
 @pytest.mark.parametrize("block", [1, 2, 3, 7, 100])

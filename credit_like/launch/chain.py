@@ -11,12 +11,15 @@ checkpoint shows whether the previous job made progress.
 from __future__ import annotations
 
 import datetime as dt
+import errno
 import json
 import os
 import re
+import stat
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -47,8 +50,7 @@ def history_file(save_loc: Path) -> Path:
 
 def history(save_loc: Path) -> list[Event]:
     """Return all events of a run's jobs, oldest first; malformed lines, as a full disk leaves them, are skipped."""
-    path = history_file(save_loc)
-    values = (_parse(line) for line in _regular_bytes(path).splitlines())
+    values = (_parse(line) for line in (_regular_bytes(history_file(save_loc)) or b"").splitlines())
     return [value for value in values if isinstance(value, dict) and _is_event(value)]
 
 
@@ -109,9 +111,10 @@ def queued_ids(events: Sequence[Event]) -> list[str]:
 def run_status(save_loc: Path) -> Event:
     """Return the trainer's `status.json`: empty where there is none yet, `unknown` where it is malformed."""
     path = save_loc / "status.json"
-    if not path.exists():
+    content = _regular_bytes(path)
+    if content is None:
         return {}
-    status = _parse(_regular_bytes(path))
+    status = _parse(content)
     if not isinstance(status, dict) or not isinstance(status.get("state"), str):
         return {"state": "unknown", "reason": f"{path} is damaged"}
     return status
@@ -131,9 +134,9 @@ def status_written(save_loc: Path) -> int | None:
 def best_checkpoint(save_loc: Path) -> tuple[int, float] | None:
     """Return step and validation loss of the best checkpoint of the newest phase; None without a validation."""
     found = []
-    for folder in (save_loc / "checkpoints").glob("step-*"):
+    for step in _checkpoints(save_loc):
         try:
-            manifest = json.loads(_regular_bytes(folder / "manifest.json"))
+            manifest = json.loads(_regular_bytes(save_loc / "checkpoints" / f"step-{step}" / "manifest.json") or b"")
             score, phase = manifest["score"], int(manifest["meta"].get("phase", 0))
             if score is not None:
                 found.append((-phase, float(score), -int(manifest["step"])))
@@ -143,23 +146,38 @@ def best_checkpoint(save_loc: Path) -> tuple[int, float] | None:
     return None if best is None else (-best[2], best[1])
 
 
-def _regular_bytes(path: Path) -> bytes:
-    """Return the content of a file; nothing of a pipe, which would wait for a writer, or of far more than such files have."""
-    return path.read_bytes() if path.is_file() and path.stat().st_size <= _MOST_BYTES else b""
+def _regular_bytes(path: Path) -> bytes | None:
+    """Return the content of a file, or None where there is none; another process may remove it at any time.
+
+    There is nothing in a pipe, which would wait for a writer, or in a file of far more than such files have.
+    """
+    try:
+        found = path.stat()
+        return path.read_bytes() if stat.S_ISREG(found.st_mode) and found.st_size <= _MOST_BYTES else b""
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            raise
+        return None
 
 
 def newest_checkpoint(save_loc: Path) -> int:
     """Return the step of the newest checkpoint, or −1 if there is none."""
-    folder = save_loc / "checkpoints"
-    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-    return max((int(match[1]) for name in names if (match := _CHECKPOINT.fullmatch(name))), default=-1)
+    return max(_checkpoints(save_loc), default=-1)
+
+
+def _checkpoints(save_loc: Path) -> list[int]:
+    """Return the steps of the checkpoints; none where there is no folder of them, or no longer."""
+    names: list[str] = []
+    with suppress(FileNotFoundError, NotADirectoryError):
+        names = os.listdir(save_loc / "checkpoints")
+    return [int(match[1]) for name in names if (match := _CHECKPOINT.fullmatch(name))]
 
 
 def epochs_done(save_loc: Path) -> int | None:
     """Return how many epochs the newest checkpoint has behind it; None where there is none that says so."""
     try:
         newest = save_loc / "checkpoints" / f"step-{newest_checkpoint(save_loc)}"
-        manifest = json.loads(_regular_bytes(newest / "manifest.json"))
+        manifest = json.loads(_regular_bytes(newest / "manifest.json") or b"")
         return int(manifest["meta"]["progress"]["epoch"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None  # damaged: training reports it

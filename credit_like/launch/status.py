@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ from credit_like.launch.chain import (
 from credit_like.runs import newest_row
 from credit_like.schema import sites
 from credit_like.schema.launch import SiteSection
+
+_TRIES = 3
+"""Listings of the checkpoints, each of which a training may prune before it is used."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +93,7 @@ def status(save_loc: Path) -> RunStatus:
     log = save_loc / "log.jsonl"
     step: Event = newest_row(log, "loss")
     validation: Event = newest_row(log, "valid_loss", "val_loss")
-    checkpoint = newest_checkpoint(save_loc)
-    folder = save_loc / "checkpoints" / f"step-{checkpoint}"
+    checkpoint, checkpoint_time = _newest_checkpoint(save_loc)
     return RunStatus(
         save_loc=save_loc,
         state=str(told.get("state", "not begun")),
@@ -101,8 +104,8 @@ def status(save_loc: Path) -> RunStatus:
         loss=_number(step, "loss"),
         samples_per_second=_number(step, "samples_per_second"),
         valid_loss=_number(validation, "valid_loss", "val_loss"),
-        checkpoint=checkpoint if checkpoint >= 0 else None,
-        checkpoint_time=_modified(folder) if folder.is_dir() else None,
+        checkpoint=checkpoint,
+        checkpoint_time=checkpoint_time,
         best=best_checkpoint(save_loc),
         origin=told["origin"] if isinstance(told.get("origin"), dict) else None,
         jobs=tuple(job_rows(events, states_of(events, queued_ids(events)[-50:]))),
@@ -205,5 +208,12 @@ def _number(row: Event, *names: str) -> Any:
     return next((row[name] for name in names if isinstance(row.get(name), int | float)), None)
 
 
-def _modified(path: Path) -> str:
-    return dt.datetime.fromtimestamp(path.stat().st_mtime, dt.UTC).isoformat(timespec="seconds")
+def _newest_checkpoint(save_loc: Path) -> tuple[int, str] | tuple[None, None]:
+    """Return the step of the newest checkpoint and when it was written; a training may replace it by a newer one meanwhile."""
+    for _ in range(_TRIES):
+        if (step := newest_checkpoint(save_loc)) < 0:
+            break
+        with suppress(FileNotFoundError):
+            written = (save_loc / "checkpoints" / f"step-{step}").stat().st_mtime
+            return step, dt.datetime.fromtimestamp(written, dt.UTC).isoformat(timespec="seconds")
+    return None, None
