@@ -1437,7 +1437,7 @@ def grow(bench: Bench, recipe: Recipe, seed: int) -> None:
     experiment = load_experiment(recipe.file, [*bench.overrides(recipe, seed), *recipe.free])
     with build.start(experiment, training=False) as runtime:
         context = build.build_context(experiment, runtime, train=False)
-        weights = build.load_weights(context)
+        weights = build.load_weights(context).name
         stepper, store, variables = context.stepper, context.store, context.variables
         stepper.eval()
         init = [store.index(experiment.data.test[0].start)]

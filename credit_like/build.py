@@ -15,8 +15,8 @@ from credit_like import registry
 from credit_like.checkpoint import transfer
 from credit_like.checkpoint.clear import clear_run
 from credit_like.checkpoint.continuation import refuse_other
-from credit_like.checkpoint.errors import reading_metadata
-from credit_like.checkpoint.manager import Checkpoint, CheckpointManager
+from credit_like.checkpoint.errors import DamagedCheckpoint, reading_metadata
+from credit_like.checkpoint.manager import Checkpoint, CheckpointManager, is_removed
 from credit_like.checkpoint.shards import named_pieces
 from credit_like.context import Context
 from credit_like.data.loading.loader import Loader
@@ -263,28 +263,48 @@ def _chosen(experiment: Experiment, runtime: Runtime) -> Checkpoint | None:
     which = experiment.inference.checkpoint
     if which == "newest":
         return manager.latest()
-    if which == "best":
-        best = runtime.broadcast(best_checkpoint(Path(experiment.save_loc)))
-        if best is None:
-            raise UserError(
-                f"inference.checkpoint: expected a checkpoint with a validation loss in {manager.folder}, got none; "
-                + ("set it to newest" if has_checkpoints(experiment.save_loc) else "run `credit-like train` first")
-            )
-        which = best[0]
-    try:
-        return manager.at(int(which))
-    except UserError as error:
-        raise UserError(f"inference.checkpoint: {error}; change it") from error
+    step = _best(experiment, runtime) if which == "best" else int(which)
+    while True:
+        try:
+            return manager.at(step)
+        except UserError as error:
+            if which != "best" or not manager.is_removed(step):
+                raise UserError(f"inference.checkpoint: {error}; change it") from error
+            step = _best(experiment, runtime)  # a training has saved a better one
 
 
-def load_weights(context: Context, checkpoint: Checkpoint | None = None) -> str:
-    """Load the weights of a checkpoint (by default that of `inference.checkpoint`) into the model and return the checkpoint's name.
+def _best(experiment: Experiment, runtime: Runtime) -> int:
+    """Return the step of the best checkpoint, as the main rank finds it. Raises UserError where none has a validation loss."""
+    best = runtime.broadcast(best_checkpoint(Path(experiment.save_loc)))
+    if best is None:
+        raise UserError(
+            f"inference.checkpoint: expected a checkpoint with a validation loss in {experiment.save_loc}/checkpoints, got none; "
+            + ("set it to newest" if has_checkpoints(experiment.save_loc) else "run `credit-like train` first")
+        )
+    return int(best[0])
 
-    Averaged weights are used where the experiment requests them and the checkpoint has them.
+
+def load_weights(context: Context, checkpoint: Checkpoint | None = None) -> Checkpoint:
+    """Load the weights of a checkpoint (by default that of `inference.checkpoint`) into the model and return the checkpoint.
+
+    Averaged weights are used where the experiment requests them and the checkpoint has them. Where a training has removed the
+    checkpoint meanwhile, that of `inference.checkpoint` is chosen anew. Collective.
 
     Raises UserError where the run has no checkpoint, or one of another model, other variables or other statistics.
     """
-    checkpoint = checkpoint or chosen_checkpoint(context.experiment, context.runtime)
+    runtime = context.runtime
+    checkpoint = checkpoint or chosen_checkpoint(context.experiment, runtime)
+    while trouble := runtime.first(_loaded(context, checkpoint)):
+        if not runtime.broadcast(is_removed(checkpoint.folder)):
+            raise DamagedCheckpoint(trouble)
+        log.info("%s was removed by a training before its weights were read", checkpoint.folder)
+        checkpoint = chosen_checkpoint(context.experiment, runtime)
+    spectral_norm.refresh(context.stepper.model)
+    return checkpoint
+
+
+def _loaded(context: Context, checkpoint: Checkpoint) -> str | None:
+    """Load the weights of a checkpoint; return what is wrong where its files are damaged, or no longer there."""
     refuse_other(checkpoint, context.experiment, context.variables, context.statistics, context.store)
     with reading_metadata(checkpoint.folder):
         plugins = registry.changed(checkpoint.meta.get("plugins", []), registry.record(context.experiment.plugins))
@@ -292,9 +312,11 @@ def load_weights(context: Context, checkpoint: Checkpoint | None = None) -> str:
         log.warning("plug-ins changed since %s: %s", checkpoint.name, "; ".join(plugins))
     average = set(checkpoint.names("ema/")) if context.experiment.inference.weights == "ema" else set()
     pieces = named_pieces(context.stepper.model)
-    checkpoint.load({f"ema/{n}" if f"ema/{n}" in average else f"model/{n}": piece for n, piece in pieces.items()})
-    spectral_norm.refresh(context.stepper.model)
-    return checkpoint.name
+    try:
+        checkpoint.load({f"ema/{n}" if f"ema/{n}" in average else f"model/{n}": piece for n, piece in pieces.items()})
+    except DamagedCheckpoint as error:
+        return str(error)
+    return None
 
 
 def load_source(context: Context) -> str:
@@ -360,10 +382,14 @@ def rollout(experiment: Experiment, share: tuple[int, int] = (0, 1)) -> int:
         if found is None and (source is None or source.lora is not None):
             found = chosen_checkpoint(experiment, runtime)  # which says that there is none
         context = build_context(experiment, runtime, train=False)
-        checkpoint = load_source(context) if found is None else load_weights(context, found)
+        if found is None:
+            weights = load_source(context)
+        else:
+            found = load_weights(context, found)
+            weights = found.name
         part = (share[0] * runtime.dp_size + runtime.dp_rank, share[1] * runtime.dp_size)
         trained_on = () if found is None else _trained_on(found)
-        outcome = write_forecasts(context, checkpoint, part=part, trained_on=trained_on)
+        outcome = write_forecasts(context, weights, part=part, trained_on=trained_on)
         log.info("%s computed; %s", counted(outcome.computed, "forecast"), outcome.path)
         return 0
 

@@ -239,6 +239,25 @@ def test_the_forecast_is_what_the_stepper_gives(run):
     np.testing.assert_allclose(forecast["u"].isel(time=1, prediction_timedelta=1).values, u, rtol=1e-4, atol=1e-3)
 
 
+def test_weights_that_a_training_prunes_before_they_are_read_are_chosen_anew(run, tmp_path, monkeypatch):
+    """A long time may pass between the choice of a checkpoint and its reading."""
+    experiment = run[0].model_copy(update={"save_loc": str(tmp_path)})
+    newest = max((run[1] / "checkpoints").glob("step-*"), key=lambda folder: int(folder.name[5:]))
+    shutil.copytree(newest, tmp_path / "checkpoints" / newest.name)
+    context = build.build_context(run[0], build.start(experiment, training=False), train=False)
+    context = replace(context, experiment=experiment)
+    first = build.chosen_checkpoint(experiment, context.runtime)
+    away, chosen = (tmp_path / "checkpoints" / newest.name).rename(tmp_path / "away"), build.chosen_checkpoint
+
+    def chosen_anew(*arguments):
+        away.rename(tmp_path / "checkpoints" / newest.name)
+        return chosen(*arguments)
+
+    monkeypatch.setattr(build, "chosen_checkpoint", chosen_anew)
+    assert build.load_weights(context, first).name == first.name
+    assert not away.exists()
+
+
 def test_forecasts_are_made_with_the_checkpoint_that_is_named(run, tmp_path):
     experiment, folder = run[0], tmp_path / "checkpoints"
     manager = CheckpointManager(folder, keep=9, asynchronous=False)

@@ -136,7 +136,11 @@ def checkpoint_findings(store: Store) -> Iterator[Finding]:
     yield from refusal(("save_loc",), refuse)
     wanted, there = experiment.inference.checkpoint, steps(folder / "checkpoints")
     # A training that goes on may still save a later step.
-    if isinstance(wanted, int) and wanted not in there and (wanted < max(there) or state_of(folder) == "finished"):
+    if (
+        isinstance(wanted, int)
+        and wanted not in there
+        and (wanted < max(there, default=0) or state_of(folder) == "finished")
+    ):
         yield (
             ("inference", "checkpoint"),
             f"expected a step with a checkpoint in {folder / 'checkpoints'} ({', '.join(map(str, there))}), got {wanted}, "

@@ -28,7 +28,7 @@ from credit_like import registry
 from credit_like.checkpoint.errors import DamagedCheckpoint, reading_metadata
 from credit_like.checkpoint.files import replace_file
 from credit_like.checkpoint.format import MANIFEST, write_tensors
-from credit_like.checkpoint.manager import Checkpoint, CheckpointManager, examined, none_intact, steps
+from credit_like.checkpoint.manager import Checkpoint, CheckpointManager, examined, is_removed, none_intact, steps
 from credit_like.derive.levels import SHIPPED, read_levels
 from credit_like.errors import UserError, reason
 from credit_like.nn import spectral_norm
@@ -115,12 +115,15 @@ def find_unread(save_loc: Path) -> Checkpoint:
         checkpoint.verify_sizes()
         return checkpoint
     folder = save_loc / "checkpoints"
-    there = steps(folder)
-    for step in there[::-1]:
+    left = there = steps(folder)
+    while left:
+        *left, step = left
         try:
             checkpoint = Checkpoint.open(folder / f"step-{step}")
             checkpoint.verify_sizes()
         except DamagedCheckpoint:
+            if is_removed(folder / f"step-{step}"):  # by a training, which has a newer one
+                left = there = steps(folder)
             continue
         return checkpoint
     raise none_intact(folder, there)
@@ -143,6 +146,20 @@ def full_weights(checkpoint: Checkpoint, weights: str = "ema") -> dict[str, Tens
     return result if scale is None else merged(result, scale)
 
 
+def _found_weights(save_loc: Path, weights: str, step: int | None) -> tuple[Checkpoint, dict[str, Tensor]]:
+    """Return what `find` finds, and its weights; where a training removes it before they are read, another one.
+
+    Raises as `find` and `full_weights`.
+    """
+    while True:
+        checkpoint = find(save_loc, step)
+        try:
+            return checkpoint, full_weights(checkpoint, weights)
+        except DamagedCheckpoint:
+            if not is_removed(checkpoint.folder):
+                raise
+
+
 def export(save_loc: Path, out: Path, weights: str = "ema", step: int | None = None) -> Path:
     """Write the weights of a run's newest intact checkpoint (or of `step`) to `out`, with a model card beside it.
 
@@ -156,10 +173,9 @@ def export(save_loc: Path, out: Path, weights: str = "ema", step: int | None = N
         raise UserError(f"expected an output file beside no checkpoint's own, got {out}; change its folder")
     check_own("--output", out, "an earlier export", begins_with('"experiment": "'))
     check_own("--output", out.with_suffix(".md"), "the card of an earlier export", begins_with(_PURPOSE))
-    checkpoint = find(Path(save_loc), step)
+    checkpoint, tensors = _found_weights(Path(save_loc), weights, step)
     if weights == "ema" and not checkpoint.names("ema/"):
         weights = "raw"
-    tensors = full_weights(checkpoint, weights)
     with reading_metadata(checkpoint.folder):
         metadata = describe(checkpoint, weights)
         text = card(out, metadata, tensors)

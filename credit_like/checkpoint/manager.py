@@ -329,11 +329,15 @@ class CheckpointManager:
         prune(self.folder, self.keep, save.step)
 
     def _publish(self, complete: Path, name: Path) -> None:
-        """Rename a complete folder to its final name, after removing a damaged or older one of that name."""
-        if name.exists():
-            _discard(name)
+        """Rename a complete folder to its final name, in place of a damaged or older one of that name.
+
+        The older one is removed afterwards, which may take long: whoever looks for a checkpoint meanwhile finds the new one.
+        """
+        former = _to_trash(name) if name.exists() else None
         os.rename(complete, name)
         sync(self.folder)
+        if former is not None:
+            remove(former)
 
     # ---- finding -----------------------------------------------------------------------------------------------------
 
@@ -361,20 +365,27 @@ class CheckpointManager:
     def latest(self) -> Checkpoint | None:
         """Return the newest intact checkpoint, None where none has been saved; damaged ones are logged and skipped.
 
-        Nothing is renamed. The ranks share the work of reading every byte. Raises UserError for a format of a later release and
-        where all checkpoints are damaged, because other weights would take their place; RunError on all ranks where one of them
-        cannot read a file now.
+        Nothing is renamed. Where a training removes one meanwhile, it looks at those that are there then. The ranks share the work
+        of reading every byte. Raises UserError for a format of a later release and where all checkpoints are damaged, because other
+        weights would take their place; RunError on all ranks where one of them cannot read a file now.
         """
-        there = self._there()
-        for step in there[::-1]:
+        left = there = self._there()
+        while left:
+            *left, step = left
             checkpoint, damage = examined(self.folder / f"step-{step}", self.runtime)
-            if damage:
-                log.warning("skipping checkpoint step-%d, which is damaged: %s", step, damage)
             if checkpoint is not None:
                 return checkpoint
+            if self.is_removed(step):
+                left = there = self._there()
+            elif damage:
+                log.warning("skipping checkpoint step-%d, which is damaged: %s", step, damage)
         if there:
             raise none_intact(self.folder, there)
         return None
+
+    def is_removed(self, step: int) -> bool:
+        """Return whether there is no checkpoint of a step, as the main rank finds it."""
+        return bool(self.runtime.broadcast(is_removed(self.folder / f"step-{step}")))
 
     def set_aside(self, step: int) -> None:
         """Rename the checkpoints after `step`, all of which are damaged, to `.damaged-step-<n>`; the caller holds the lock."""
@@ -401,16 +412,18 @@ class CheckpointManager:
         Raises UserError for a step without a checkpoint, or with a damaged one; RunError as `latest`.
         """
         there = self._there()
-        if step not in there:
-            raise UserError(
-                f"expected a step with a checkpoint in {self.folder} ({', '.join(map(str, there)) or 'there is none'}), got {step}"
-            )
-        checkpoint, damage = examined(self.folder / f"step-{step}", self.runtime)
-        if checkpoint is None:
-            raise UserError(
-                f"expected an intact checkpoint of step {step}, got a damaged one: {damage or 'another rank has it'}"
-            )
-        return checkpoint
+        if step in there:
+            checkpoint, damage = examined(self.folder / f"step-{step}", self.runtime)
+            if checkpoint is not None:
+                return checkpoint
+            if not self.is_removed(step):
+                raise UserError(
+                    f"expected an intact checkpoint of step {step}, got a damaged one: {damage or 'another rank has it'}"
+                )
+            there = self._there()
+        raise UserError(
+            f"expected a step with a checkpoint in {self.folder} ({', '.join(map(str, there)) or 'there is none'}), got {step}"
+        )
 
 
 def examined(folder: Path, runtime: Runtime) -> tuple[Checkpoint | None, str]:
@@ -430,6 +443,11 @@ def examined(folder: Path, runtime: Runtime) -> tuple[Checkpoint | None, str]:
     if worst == _UNKNOWN:
         raise RunError(runtime.first(trouble))
     return (checkpoint if worst == _INTACT else None), damage
+
+
+def is_removed(folder: Path) -> bool:
+    """Return whether a checkpoint is no longer there: it was not damaged, but a training keeps newer ones."""
+    return not os.path.lexists(folder)
 
 
 def step_of(name: str) -> int | None:
@@ -569,7 +587,12 @@ def _set_aside(folder: Path) -> None:
 
 def _discard(folder: Path) -> None:
     """Remove a checkpoint such that an interrupted removal leaves nothing that looks like one."""
+    remove(_to_trash(folder))
+
+
+def _to_trash(folder: Path) -> Path:
+    """Rename a checkpoint, so that it is none any more, and return its new place."""
     trash = folder.with_name(f".trash-{folder.name}")
     remove(trash)
     folder.rename(trash)
-    remove(trash)
+    return trash

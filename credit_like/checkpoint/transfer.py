@@ -17,7 +17,6 @@ by which the first optimiser step then enlarges the layer's weights.
 from __future__ import annotations
 
 import fnmatch
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,8 +28,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from credit_like import transforms
-from credit_like.checkpoint.errors import DamagedCheckpoint, reading_metadata
+from credit_like.checkpoint.errors import DamagedCheckpoint, reading_metadata, unreadable
 from credit_like.checkpoint.export import find, find_unread
+from credit_like.checkpoint.files import digest
 from credit_like.checkpoint.format import MANIFEST, Piece, Reader
 from credit_like.checkpoint.manager import Checkpoint
 from credit_like.checkpoint.shards import named_pieces
@@ -191,10 +191,14 @@ class Source:
     def provenance(self) -> dict[str, Any]:
         """Return where the weights come from: path, SHA-256 of the content, step, experiment and kind of weights.
 
-        The content of a checkpoint is that of its manifest, which has the checksums of its files.
+        The content of a checkpoint is that of its manifest, which has the checksums of its files. Raises DamagedCheckpoint where
+        it is no longer there, and RunError where it cannot be read now.
         """
-        with (self.path / MANIFEST if self.checkpoint is not None else self.path).open("rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        file = self.path / MANIFEST if self.checkpoint is not None else self.path
+        try:
+            sha256 = digest(file)
+        except OSError as error:
+            raise unreadable(file, error) from error
         return {
             "path": str(self.path.resolve()),
             "sha256": sha256,

@@ -16,11 +16,13 @@ from credit_like.checkpoint.errors import DamagedCheckpoint
 from credit_like.checkpoint.export import Export, card, export, load_export
 from credit_like.checkpoint.format import write_tensors
 from credit_like.checkpoint.manager import Checkpoint
+from credit_like.checkpoint.transfer import Source
 from credit_like.errors import RunError
 from credit_like.lock import Locked, RunLock
 from credit_like.models import wxformer
 from credit_like.nn import spectral_norm
 from credit_like.nn.init import initialise
+from credit_like.schema.origin import StartFrom
 from tests.faults import tiny
 
 
@@ -160,6 +162,28 @@ def test_what_a_training_prunes_meanwhile_is_not_listed(run, tmp_path, monkeypat
 
     monkeypatch.setattr(Checkpoint, "open", classmethod(opened))
     assert [(entry.step, entry.damage) for entry in commands.entries(copy, verify)] == [(9, "")]
+
+
+def test_what_a_training_prunes_before_it_is_read_is_not_exported(run, tmp_path, monkeypatch) -> None:
+    copy, real = tmp_path / "run", Checkpoint.read
+    shutil.copytree(run, copy)
+
+    def removed_first(checkpoint, name):
+        shutil.rmtree(copy / "checkpoints" / "step-9", ignore_errors=True)
+        return real(checkpoint, name)
+
+    monkeypatch.setattr(Checkpoint, "read", removed_first)
+    out = export(copy, tmp_path / "model.safetensors")
+    assert load_export(out).metadata["checkpoint"]["step"] == 6
+
+
+def test_a_source_that_a_training_prunes_before_it_is_named_is_said(run, tmp_path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    source = Source.open(StartFrom(path=str(copy)))
+    shutil.rmtree(copy / "checkpoints" / "step-9")
+    with pytest.raises(DamagedCheckpoint, match=r"manifest\.json is not readable"):
+        source.provenance()
 
 
 def test_prune_spares_the_best_and_respects_the_lock(run, tmp_path, capsys) -> None:

@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from credit_like.checkpoint import export as export_module
 from credit_like.checkpoint import format as format_module
 from credit_like.checkpoint import manager as manager_module
 from credit_like.checkpoint.errors import DamagedCheckpoint, SaveFailed
@@ -482,6 +483,51 @@ def test_the_threads_of_a_save_use_the_gpu_of_their_rank(tmp_path, monkeypatch) 
     saved(tmp_path, 7, runtime=Runtime(gpu))
     assert chosen == [("checkpoint-7", gpu)] * 2, "of the thread that writes, and of the one that commits"
     assert CheckpointManager(tmp_path).latest().step == 7
+
+
+@pytest.mark.parametrize("find", ["latest", "find_unread"])
+def test_what_a_training_prunes_meanwhile_is_not_damaged(tmp_path, monkeypatch, caplog, find) -> None:
+    """With `keep: 1` the only checkpoint goes as soon as there is a newer one."""
+    training, listed = saved(tmp_path / "checkpoints", 1, keep=1), []
+
+    def listed_just_before_a_save(folder):
+        there = steps(folder)
+        if not listed:
+            saved(tmp_path / "checkpoints", 2, keep=1)
+        listed.append(there)
+        return there
+
+    monkeypatch.setattr(manager_module, "steps", listed_just_before_a_save)
+    monkeypatch.setattr(export_module, "steps", listed_just_before_a_save)
+    monkeypatch.setattr(manager_module, "prune", lambda folder, keep, saved: shutil.rmtree(folder / "step-1"))
+    found = training.latest() if find == "latest" else export_module.find_unread(tmp_path)
+    assert found.step == 2
+    assert listed == [[1], [2]]
+    assert "damaged" not in caplog.text
+
+
+def test_a_step_that_a_training_prunes_meanwhile_is_not_damaged(tmp_path, monkeypatch) -> None:
+    training = saved(tmp_path, 1, 2)
+    there = iter([[1, 2], [2]])
+    monkeypatch.setattr(manager_module, "steps", lambda folder: next(there))
+    shutil.rmtree(tmp_path / "step-1")
+    with pytest.raises(UserError, match=r"expected a step with a checkpoint in .* \(2\), got 1"):
+        training.at(1)
+
+
+def test_a_step_that_is_saved_again_is_there_while_the_former_is_removed(tmp_path, monkeypatch) -> None:
+    """A last step is, once it has been validated; the removal of a large checkpoint takes long."""
+    removed, remove = [], manager_module.remove
+
+    def removing(path):
+        if path.name == ".trash-step-1" and path.exists():
+            removed.append(Checkpoint.open(tmp_path / "step-1").score)
+        remove(path)
+
+    saved(tmp_path, 1)
+    monkeypatch.setattr(manager_module, "remove", removing)
+    saved(tmp_path, 1, scores={1: 0.5})
+    assert removed == [0.5]
 
 
 def test_who_only_reads_renames_nothing(tmp_path) -> None:
