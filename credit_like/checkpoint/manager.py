@@ -255,6 +255,11 @@ class CheckpointManager:
             self._save.thread.join()
             self.poll()
 
+    def finish_writing(self) -> None:
+        """Wait until this rank writes nothing any more, whatever becomes of a save in progress. Not collective."""
+        if self._save is not None and self._save.thread.is_alive():
+            self._save.thread.join()
+
     def _run(self, work: Callable[[], None]) -> threading.Thread:
         """Run `work` in a thread and store its error in the save."""
         save, device = self._save, self.runtime.device

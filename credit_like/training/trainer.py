@@ -157,6 +157,8 @@ class Trainer:
             if self.runtime.is_main:
                 monitor = Monitor(self.folder, self.total_steps, self.precision, self._tracker())
                 stack.callback(monitor.close)
+            # After an error too, a save in progress needs the log, and the lock until it is written.
+            stack.callback(self.manager.finish_writing)
             try:
                 outcome = self._go(stop, monitor)
             except BaseException as error:

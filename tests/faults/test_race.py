@@ -7,11 +7,13 @@ import fcntl
 import multiprocessing
 import os
 import signal
+import threading
 import time
 
 import pytest
 
 from credit_like import lock as lock_module
+from credit_like.checkpoint.manager import steps
 from credit_like.lock import FileLock, Locked, RunLock
 from credit_like.training import trainer as trainer_module
 from tests.faults import harness, tiny
@@ -31,6 +33,42 @@ def test_the_second_training_is_refused_and_the_first_unharmed(tmp_path, monkeyp
     assert first.wait()
     assert first.end() == [0]
     harness.assert_same(run, tmp_path / "whole")
+
+
+def test_a_run_that_fails_holds_the_lock_until_its_save_is_written(tmp_path, monkeypatch) -> None:
+    """The next start, or the next job of a chain, would take what is being written for the remains of a crash."""
+    made, waited_for, held = tiny.trainer(tmp_path, checkpoint={"every": 2}), threading.Event(), []
+    inner, commit, leave, join = made.train_step, made.manager._commit, RunLock.__exit__, threading.Thread.join
+
+    def failing(micro_batches, count, learning_rate, step):
+        if made.manager.in_flight:
+            if not made.manager._save.committing:
+                made.manager._save.thread.join()  # so that the next boundary commits
+            else:
+                raise KeyboardInterrupt
+        return inner(micro_batches, count, learning_rate, step)
+
+    def slow(save):
+        waited_for.wait(60)
+        commit(save)
+
+    def joined(thread, timeout=None):
+        if thread.name == "checkpoint-2" and made.manager._save.committing:
+            waited_for.set()
+        join(thread, timeout)
+
+    def released(lock, *error):
+        held.append(steps(tmp_path / "checkpoints"))
+        waited_for.set()
+        leave(lock, *error)
+
+    made.train_step = failing
+    monkeypatch.setattr(made.manager, "_commit", slow)
+    monkeypatch.setattr(RunLock, "__exit__", released)
+    monkeypatch.setattr(threading.Thread, "join", joined)
+    with pytest.raises(KeyboardInterrupt):
+        made.fit()
+    assert held == [[2]]
 
 
 def test_many_at_once_one_trains(tmp_path, monkeypatch) -> None:
