@@ -113,6 +113,11 @@ def draft_beside(path: Path) -> Path:
     return path.with_name(f"{stem}{os.getpid()}")
 
 
+def process_name() -> str:
+    """Return a name of this process among those of all hosts; containers often give the same number to each one's processes."""
+    return f"{_machine():08x}-{os.getpid()}"
+
+
 @cache
 def _machine() -> int:
     """Return a number of this host and of the process numbers that this process sees, which containers have of their own.

@@ -23,6 +23,7 @@ import zarr
 from world import make_context, make_experiment
 
 from credit_like import lock as lock_module
+from credit_like import outputs
 from credit_like.data import times as calendar
 from credit_like.errors import UserError, known_message
 from credit_like.inference import forecast as forecasts
@@ -445,6 +446,25 @@ def test_what_counts_as_complete_is_on_the_disk(data, tmp_path, kind, ensemble, 
     write(data, tmp_path, output={"type": kind}, batch_size=1, ensemble=ensemble)
     assert marked
     assert all(marked)
+
+
+@pytest.mark.parametrize("during", ["record", "store"])
+def test_a_rank_of_another_host_may_have_the_same_number(data, tmp_path, monkeypatch, during):
+    """In containers, the ranks of different hosts usually do; here one begins while another one has half begun."""
+    owner, name = {"record": (os, "link"), "store": (_zarr, "_consolidate")}[during]
+    begin, outcomes = getattr(owner, name), []
+
+    def another_begins_first(*arguments):
+        monkeypatch.setattr(owner, name, begin)
+        with monkeypatch.context() as there:
+            there.setattr(outputs, "_machine", lambda: 1)
+            outcomes.append(write(data, tmp_path, part=(1, 2))[1])
+        return begin(*arguments)
+
+    monkeypatch.setattr(owner, name, another_begins_first)
+    outcomes.append(write(data, tmp_path, part=(0, 2))[1])
+    assert [outcome.computed for outcome in outcomes] == [1, 2]
+    assert outcomes[-1].finished
 
 
 def test_drafts_of_other_ranks_may_disappear_while_a_store_is_flushed(data, tmp_path, monkeypatch):

@@ -11,7 +11,6 @@ Dimensions of the result: (hour, dayofyear, level, latitude, longitude), as in W
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ from numpy.typing import NDArray
 from credit_like.data.locate import ORIGIN
 from credit_like.data.store import Fields, FieldStore
 from credit_like.data.times import seconds, to_text
-from credit_like.outputs import begins_with, check_own
+from credit_like.outputs import begins_with, check_own, process_name
 from credit_like.variables import Variable, Variables
 
 Slot = tuple[int, int]
@@ -104,7 +103,7 @@ class SlotMeans:
     def _zeros(self, name: str, shape: tuple[int, ...], dtype: Any, stem: Path | None) -> NDArray[Any]:
         if stem is None:
             return np.zeros(shape, dtype)
-        self._drafts[name] = stem.with_suffix(f".{name}.{os.getpid()}.draft")
+        self._drafts[name] = stem.with_suffix(f".{name}.{process_name()}.draft")
         return np.lib.format.open_memmap(self._drafts[name], "w+", dtype, shape)
 
     @staticmethod

@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 from credit_like.data import times as calendar
 from credit_like.errors import UserError, reading
 from credit_like.inference.layout import ForecastLayout
-from credit_like.outputs import sync
+from credit_like.outputs import process_name, sync
 from credit_like.schema.places import RECORD
 from credit_like.small_files import read_small
 
 Fields = NDArray[np.float32]
-_OWN = re.compile(r"forecast\.json\.[0-9]+\.part|\.lock")
+_OWN = re.compile(r"forecast\.json\.[0-9a-f-]+\.part|\.lock")
 """What is in a folder of ours that has no record yet, or no longer."""
 
 ForecastKey = tuple[int, int]
@@ -233,7 +233,7 @@ def claim(folder: Path, identity: dict[str, Any], completed: Callable[[dict[str,
     if not record.exists():
         check_folder(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        temporary = folder / f"forecast.json.{os.getpid()}.part"
+        temporary = folder / f"forecast.json.{process_name()}.part"
         temporary.write_text(text)
         try:
             os.link(temporary, record)  # unlike a rename, this does not replace the record of a faster process

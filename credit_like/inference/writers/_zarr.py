@@ -20,7 +20,7 @@ from credit_like.errors import UserError, reading
 from credit_like.inference.layout import ForecastLayout
 from credit_like.inference.writers._base import Fields, ForecastKey, Writer
 from credit_like.inference.writers.zarr import by_member as _by_member
-from credit_like.outputs import sync
+from credit_like.outputs import process_name, sync
 
 # A fifth smaller than uncompressed, like zstd, and as fast to write as uncompressed.
 _COMPRESSOR = BloscCodec(cname="lz4", clevel=1, shuffle="shuffle", typesize=4)
@@ -84,7 +84,7 @@ class ZarrWriter(Writer):
                     )
 
     def _create(self) -> None:
-        fresh = self.folder / f"forecast.zarr.{os.getpid()}.new.part"
+        fresh = self.folder / f"forecast.zarr.{process_name()}.new.part"
         shutil.rmtree(fresh, ignore_errors=True)
         layout = self.layout
         dataset = layout.coordinates()
