@@ -145,16 +145,17 @@ class Forecaster:
         datasets = [dataset] if isinstance(dataset, xr.Dataset) else list(dataset)
         places = list(names) or [IN_MEMORY] * len(datasets)
         if self.static is not None:
-            absent = [str(name) for name in self.static.data_vars if not _is_there(str(name), datasets)]
-            datasets += [self.static[absent]] if absent else []
+            lacking = [v for v in self.variables.role("static") if not _has_variable(v, datasets)]
+            absent = [name for v in lacking if (name := v.spec.var or v.name) in self.static]
+            datasets += [self.static[list(dict.fromkeys(absent))]] if absent else []
             places += ["the package's static.nc"] if absent else []
         self._refuse_absent(datasets, places)
         datasets = [self._fitted(*part) for part in zip(datasets, places, strict=True)]
         self._prepare_units(datasets, places)
         first = self.variables.role("prognostic")[0]
-        main = next((i for i, d in enumerate(datasets) if find(first.name, map(str, d.data_vars))), None)
+        main = next((i for i, d in enumerate(datasets) if _has_variable(first, [d])), None)
         for variable in self.variables.role("diagnostic"):
-            if main is None or _is_there(variable.name, datasets):
+            if main is None or _has_variable(variable, datasets):
                 continue
             dims = ("time", *(["level"] if variable.levels else []), "latitude", "longitude")
             sizes = {
@@ -163,7 +164,7 @@ class Forecaster:
             }
             shape = tuple(sizes[dim] for dim in dims)
             empty = xr.Variable(dims, np.broadcast_to(np.float32("nan"), shape))
-            datasets[main] = datasets[main].assign({variable.name: empty})
+            datasets[main] = datasets[main].assign({variable.spec.var or variable.name: empty})
         sources = tuple(InMemory(*part) for part in zip(datasets, places, strict=True))
         try:
             return open_store(self.experiment.data.model_copy(update={"source": sources}), self.variables)
@@ -174,9 +175,7 @@ class Forecaster:
         """Raise UserError where the data lack variables that the model reads."""
         known = sorted({str(name) for dataset in datasets for name in dataset.data_vars})
         read = [v for role in ("prognostic", "dynamic_forcing", "static") for v in self.variables.role(role)]
-        # `var` names a variable of the files, which has no aliases.
-        found = {v.name: v.spec.var in known if v.spec.var else _is_there(v.name, datasets) for v in read}
-        absent = [v.name for v in read if not v.spec.compute and not found[v.name]]
+        absent = [v.name for v in read if not v.spec.compute and not _has_variable(v, datasets)]
         if absent:
             raise UserError(
                 f"expected {', '.join(absent)} in {', '.join(dict.fromkeys(places))}, got {', '.join(known) or 'no variables'}; "
@@ -302,9 +301,11 @@ def without_keys(message: str) -> str:
     return told + " (`forecast` has no such key: write a file that needs none)" * ("data.source" in told)
 
 
-def _is_there(name: str, datasets: Sequence[xr.Dataset]) -> bool:
-    """Return whether a data set has a variable under its name or an alias; several may have it under different ones."""
-    return any(find(name, map(str, dataset.data_vars)) is not None for dataset in datasets)
+def _has_variable(variable: Variable, datasets: Sequence[xr.Dataset]) -> bool:
+    """Return whether a data set has a variable, under its name or an alias; `var` is a name of the files, which has no aliases."""
+    if variable.spec.var:
+        return any(variable.spec.var in dataset.data_vars for dataset in datasets)
+    return any(find(variable.name, map(str, dataset.data_vars)) is not None for dataset in datasets)
 
 
 def _positions(there: NDArray[Any], wanted: NDArray[np.float64], axis: str, where: str) -> NDArray[np.int64]:

@@ -91,6 +91,18 @@ def test_diagnostics_need_not_be_there(run):
     np.testing.assert_array_equal(less["u"].values, whole["u"].values)
 
 
+def test_diagnostics_need_not_be_there_under_their_name_in_the_files(run):
+    """Nor does it matter that the first variable has another name in the files."""
+    _, dataset, path = run
+    forecaster = load_forecaster(path)
+    (whole,) = forecaster(dataset, INIT[0], 1)
+    for name, var in (("precipitation", "rain"), ("u", "ua")):
+        spec = forecaster.variables[name].spec
+        object.__setattr__(spec, "var", var)
+    (less,) = forecaster(dataset.drop_vars("precipitation").rename(u="ua"), INIT[0], 1)
+    np.testing.assert_array_equal(less["precipitation"].values, whole["precipitation"].values)
+
+
 def test_diagnostics_that_are_not_there_have_the_points_of_any_prognostic_variable(run):
     _, dataset, path = run
     ocean = dataset["longitude"].values < 180
