@@ -76,7 +76,7 @@ class Shades:
 
     @property
     def is_diverging(self) -> bool:
-        return bool(np.allclose(self.levels, -self.levels[::-1]))
+        return bool(np.allclose(self.levels, -self.levels[::-1], atol=0))
 
     @property
     def map(self) -> Colormap:

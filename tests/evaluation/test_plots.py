@@ -227,6 +227,8 @@ def test_colours_follow_the_values(values, colours, symmetric):
     shades = charts.field_shades(truth, np.stack([truth, truth - 0.02 * np.ptp(truth)]))  # slightly biased
     assert shades.colours == colours
     assert shades.is_diverging == symmetric
+    small = charts.field_shades(1e-12 * truth, 1e-12 * np.stack([truth, truth - 0.02 * np.ptp(truth)]))
+    assert (small.colours, small.is_diverging) == (colours, symmetric)  # mixing ratios of trace gases
 
 
 @given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6))
