@@ -24,7 +24,7 @@ def datasets(
     """Return the fields (…, C, H, W) of variables under their names in the files, one data set for each name.
 
     `axes` are the coordinates of the dimensions but for channels. Fields at the surface that are levels of one variable of the
-    files become that variable. Raises UserError for several fields of one name that are no levels of one variable.
+    files become that variable. Raises UserError for several of one name that are no levels of one variable in the same units.
     """
     *front, latitude, longitude = axes
     found: dict[str, xr.Dataset] = {}
@@ -40,12 +40,13 @@ def datasets(
             found[name] = made
             continue
         try:
-            if not levels or "level" not in found[name].dims:
+            same = found[name][name].attrs.get("units") == made[name].attrs.get("units")
+            if not (same and levels and "level" in found[name].dims):
                 raise xr.MergeError(name)
             found[name] = xr.merge([found[name], made], compat="no_conflicts", join="outer")
         except xr.MergeError as error:
             raise UserError(
-                f"expected variables that have a name of their own in the files or are levels of one of them, got several {name}, "
-                "change `var` and the files"
+                f"expected variables that have a name of their own in the files or are levels of one of them in the same units, "
+                f"got several {name}, change `var` and the files"
             ) from error
     return list(found.values())

@@ -251,15 +251,28 @@ def test_static_fields_of_a_package_are_those_of_the_data(tmp_path, static):
     store.close()
 
 
-def test_static_fields_that_cannot_be_told_apart_are_left_out(tmp_path):
-    make_data(tmp_path / "data.nc")
-    values = make_experiment(tmp_path / "data.nc", tmp_path / "run").to_dict()
-    netcdf_files.save(2 * netcdf_files.load(tmp_path / "data.nc")[["oro"]], tmp_path / "other.nc")
-    twice = {"surface": ["oro", {"name": "other", "var": "oro", "path": str(tmp_path / "other.nc")}]}
-    experiment = Experiment.model_validate({**values, "data": {**values["data"], "static": twice}})
+@pytest.mark.parametrize(
+    ("name", "further"),
+    [("oro", {"path": "other.nc"}), ("sst", {"levels": [850], "units": "degC"})],
+    ids=["two files", "two units"],
+)
+def test_static_fields_that_cannot_be_told_apart_are_left_out(tmp_path, name, further):
+    data = netcdf_files.load(make_data(tmp_path / "data.nc"))
+    netcdf_files.save(2 * data[["oro"]], tmp_path / "other.nc")
+    netcdf_files.save(data.assign(sst=data["temperature"].isel(time=0, drop=True)), tmp_path / "all.nc")
+    values = make_experiment(tmp_path / "all.nc", tmp_path / "run").to_dict()
+    if "path" in further:
+        further = {"path": str(tmp_path / further["path"])}
+    first = {"name": name, **({"levels": [500]} if "levels" in further else {})}
+    data = {
+        **values["data"],
+        "dynamic_forcing": {},
+        "static": {"surface": [first, {"name": "other", "var": name, **further}]},
+    }
+    experiment = Experiment.model_validate({**values, "data": data})
     (told,) = _write_static(experiment, tmp_path / "static.nc")
     assert told.startswith("no static fields: expected variables that have a name of their own")
-    assert "got several oro, change `var`" in told
+    assert f"got several {name}, change `var`" in told
     assert not (tmp_path / "static.nc").exists()
 
 
