@@ -136,11 +136,12 @@ def _open_own(experiment: Experiment, store: FieldStore, derivation: Derivation 
         return store
     needed = {one.name for v in derivation.outputs for one in derivation.inputs(v.name)} if derivation else set()
     data, written = experiment.data, experiment.inference.output.variables
+    # A file of a variable's own is of the experiment's data, whose place the truth takes.
     scored = {
         role: getattr(data, role).model_copy(
             update={
                 kind: tuple(
-                    spec
+                    spec.model_copy(update={"path": None})
                     for spec in getattr(getattr(data, role), kind)
                     if not written or spec.name in written or spec.name in needed
                 )

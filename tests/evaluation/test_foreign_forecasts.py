@@ -272,6 +272,18 @@ def with_truth(experiment, path):
     return type(experiment).model_validate(tree)
 
 
+def test_the_truth_of_a_variable_with_a_file_of_its_own_is_that_of_the_truth(world, tmp_path):
+    experiment, store, _, _ = world
+    own = xr.load_dataset(experiment.data.source[0].path)
+    own[["sp"]].to_netcdf(tmp_path / "sp.nc")
+    own.assign(sp=own["sp"] + 100).to_netcdf(tmp_path / "truth.nc")
+    tree = with_truth(experiment, tmp_path / "truth.nc").to_dict()
+    tree["data"]["prognostic"]["surface"] = [{"name": "sp", "path": str(tmp_path / "sp.nc")}]
+    truth = open_truth(type(experiment).model_validate(tree), store)
+    sp = truth.variables["sp"]
+    np.testing.assert_array_equal(truth.read([sp], [3]), store.read([store.variables["sp"]], [3]) + 100)
+
+
 def test_scores_do_not_depend_on_the_units_of_the_truth(world, tmp_path):
     experiment, store, variables, forecasts = world
     own = xr.load_dataset(experiment.data.source[0].path)
