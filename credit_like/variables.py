@@ -6,10 +6,11 @@ Within a role, variables on levels (all levels of a variable together) come befo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from credit_like.errors import UserError
 from credit_like.registry import did_you_mean
@@ -93,12 +94,18 @@ class Variables:
 
     def with_units(self, units: Mapping[str, str]) -> Variables:
         """Return these variables with the `units` in which they are read, by name; those without an entry stay as they are."""
+        return self._changed(lambda variable: {"units": units.get(variable.name, variable.spec.units)})
+
+    def without_paths(self) -> Variables:
+        """Return these variables without files of their own, as other data have them."""
+        return self._changed(lambda _: {"path": None})
+
+    def _changed(self, keys: Callable[[Variable], Mapping[str, Any]]) -> Variables:
+        """Return these variables with other values of some keys."""
         result = copy(self)
         result.__dict__.pop("outputs", None)
         result._by_role = {
-            role: tuple(
-                replace(v, spec=v.spec.model_copy(update={"units": units.get(v.name, v.spec.units)})) for v in variables
-            )
+            role: tuple(replace(v, spec=v.spec.model_copy(update=keys(v))) for v in variables)
             for role, variables in self._by_role.items()
         }
         return result

@@ -84,7 +84,7 @@ class Forecaster:
         variables = Variables(experiment.data)
         trained = {v.name: self._of_training("units", v) for v in variables if not v.spec.units}
         self._units = {name: text for name, text in trained.items() if text}
-        self.variables = variables.with_units(self._units)
+        self.variables = variables.with_units(self._units).without_paths()
 
     def __repr__(self) -> str:
         data, grid = self.experiment.data, self.grid
@@ -142,6 +142,7 @@ class Forecaster:
         selected of a larger or shifted grid, and values and levels converted to the units of the training data. Raises
         UserError as calling does.
         """
+        self._refuse_the_same_names()
         datasets = [dataset] if isinstance(dataset, xr.Dataset) else list(dataset)
         places = list(names) or [IN_MEMORY] * len(datasets)
         if self.static is not None:
@@ -170,6 +171,18 @@ class Forecaster:
             return open_store(self.experiment.data.model_copy(update={"source": sources}), self.variables)
         except StoreError as error:  # whose places are keys of an experiment, which those who forecast do not have
             raise UserError("\n".join(without_keys(message) for _, message in error.problems)) from error
+
+    def _refuse_the_same_names(self) -> None:
+        """Raise UserError where variables that the model reads are told apart by the files of its training alone."""
+        paths: dict[str, set[str | None]] = {}
+        for role in ("prognostic", "dynamic_forcing", "static"):
+            for variable in Variables(self.experiment.data).role(role):
+                paths.setdefault(variable.spec.var or variable.name, set()).add(variable.spec.path)
+        if same := [name for name, found in paths.items() if len(found) > 1]:
+            raise UserError(
+                f"expected a model whose variables have names of their own in the files, got several that are "
+                f"{same[0]} in different files of the training; train with files in which they have different names"
+            )
 
     def _refuse_absent(self, datasets: Sequence[xr.Dataset], places: Sequence[str]) -> None:
         """Raise UserError where the data lack variables that the model reads."""

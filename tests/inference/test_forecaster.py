@@ -13,13 +13,17 @@ import xarray as xr
 from credit_like import build
 from credit_like.checkpoint.export import export, load_export
 from credit_like.checkpoint.format import write_tensors
+from credit_like.data.files import netcdf_files
 from credit_like.data.store import open_store
 from credit_like.errors import UserError
+from credit_like.grid import Grid
 from credit_like.inference.forecast import forecast
 from credit_like.inference.forecaster import Forecaster, load_forecaster
+from credit_like.schema.experiment import Experiment
 from credit_like.schema.load import load_experiment
-from credit_like.variables import Variables
+from credit_like.variables import ROLES, Variables
 from tests.experiments import DEMO, SHORT, SMALL_MODEL
+from tests.inference.world import make_data, make_experiment
 
 TINY = [
     *SHORT,
@@ -101,6 +105,28 @@ def test_diagnostics_need_not_be_there_under_their_name_in_the_files(run):
         object.__setattr__(spec, "var", var)
     (less,) = forecaster(dataset.drop_vars("precipitation").rename(u="ua"), INIT[0], 1)
     np.testing.assert_array_equal(less["precipitation"].values, whole["precipitation"].values)
+
+
+def test_files_of_variables_of_their_own_are_those_of_the_training_alone(tmp_path):
+    data = netcdf_files.load(make_data(tmp_path / "data.nc"))
+    netcdf_files.save(data[["sst"]], tmp_path / "sst.nc")
+    experiment = make_experiment(tmp_path / "data.nc", tmp_path / "run").to_dict()
+    experiment["data"]["dynamic_forcing"] = {"surface": [{"name": "sst", "path": str(tmp_path / "sst.nc")}]}
+
+    def opened(experiment):
+        experiment = Experiment.model_validate(experiment)
+        variables = Variables(experiment.data)
+        roles = {role: Variables.channel_names(variables.role(role)) for role in ROLES}
+        grid = Grid(data["latitude"].values, data["longitude"].values)
+        return Forecaster(torch.nn.Identity(), experiment, {r: {"channels": x} for r, x in roles.items()}, grid).open(
+            data
+        )
+
+    there = opened(experiment)
+    np.testing.assert_array_equal(there.forcing([2], 2)[0, 0], data["sst"][2])
+    experiment["data"]["static"] = {"surface": [{"name": "first", "var": "sst"}]}
+    with pytest.raises(UserError, match="got several that are sst in different files of the training"):
+        opened(experiment)
 
 
 def test_diagnostics_that_are_not_there_have_the_points_of_any_prognostic_variable(run):
