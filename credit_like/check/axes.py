@@ -99,14 +99,14 @@ def _period_messages(store: Store, period: Period) -> Iterator[str]:
     try:
         start, end = store.parse(period.start), store.parse(period.end)
     except ValueError as error:
-        yield f"expected days of the {store.calendar} calendar, got {_shown(period)} ({one_line(error)}), change them"
+        yield f"expected days of the {store.calendar} calendar, got {period} ({one_line(error)}), change them"
         return
     inside = store.inside(period)
     if not len(inside):
-        yield f"expected a period with times of the store ({has}), got none in {_shown(period)}, change it"
+        yield f"expected a period with times of the store ({has}), got none in {period}, change it"
         return
     if start <= store.seconds[0] - step or end >= store.seconds[-1] + step:
-        yield f"expected a period inside the store ({has}), got {_shown(period)}, change it"
+        yield f"expected a period inside the store ({has}), got {period}, change it"
         return
     expected = np.arange(inside[0], end + 1, step)
     missing = expected[~np.isin(expected, inside)]
@@ -125,10 +125,6 @@ def _window_messages(store: Store, period: Period, forecast_len: int) -> Iterato
             f"expected at least history_len + forecast_len = {history_len} + {forecast_len} = {window} "
             f"times, got {times}, change the period"
         )
-
-
-def _shown(period: Period) -> str:
-    return f"[{period.start}, {period.end}]"
 
 
 def initial_times(store: Store) -> Sequence[int]:

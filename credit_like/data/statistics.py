@@ -593,4 +593,4 @@ def _provenance(store: FieldStore, data: DataSection) -> dict[str, Any]:
 
 
 def _text_of(periods: Periods) -> str:
-    return ", ".join(f"[{period.start}, {period.end}]" for period in periods)
+    return ", ".join(map(str, periods))

@@ -28,7 +28,7 @@ from credit_like.outputs import folder_problem
 from credit_like.registry import did_you_mean
 from credit_like.schema import losses
 from credit_like.schema.base import format_duration
-from credit_like.schema.data import DataSection, Period, VariableSpec
+from credit_like.schema.data import DataSection, VariableSpec
 from credit_like.schema.errors import Path
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.inference import Ensemble
@@ -193,8 +193,8 @@ def _period_findings(experiment: Experiment) -> Iterator[Finding]:
             both = [max(first.start, second.start), min(first.end, second.end)]
             yield (
                 ("data", other, i),
-                f"expected times that no other period has, got {_shown(second)}, which overlaps {split} "
-                f"{_shown(first)} from {both[0]} to {both[1]}, change one of them",
+                f"expected times that no other period has, got {second}, which overlaps {split} "
+                f"{first} from {both[0]} to {both[1]}, change one of them",
             )
 
 
@@ -413,7 +413,3 @@ def _folder_findings(experiment: Experiment) -> Iterator[Finding]:
     for key, path in places:
         if problem := folder_problem(path):
             yield key, f"{problem}, change it"
-
-
-def _shown(period: Period) -> str:
-    return f"[{period.start}, {period.end}]"

@@ -60,8 +60,11 @@ class Period(Section):
     @model_validator(mode="after")
     def _in_order(self) -> Period:
         if self.end < self.start:
-            raise UserError(f"expected a period that ends after it starts, got [{self.start}, {self.end}]")
+            raise UserError(f"expected a period that ends after it starts, got {self}")
         return self
+
+    def __str__(self) -> str:
+        return f"[{self.start}, {self.end}]"
 
 
 def _periods(value: Any) -> Any:
