@@ -164,16 +164,16 @@ def experiment_keys(path: Path) -> dict[str, Any]:
 @lru_cache(maxsize=8192)
 def _section(text: str) -> dict[str, Any]:
     try:
-        return dict(_leaves(yaml_values(text) or {}))
+        return dict(leaves(yaml_values(text) or {}))
     except ValueError:
         return {}
 
 
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield (dotted key, value) of everything that is no mapping."""
     if isinstance(value, dict):
         for key, below in value.items():
-            yield from _leaves(below, f"{path}.{key}" if path else str(key))
+            yield from leaves(below, f"{path}.{key}" if path else str(key))
     elif path:
         yield path, value
 

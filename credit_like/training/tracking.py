@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from credit_like.checkpoint.files import replace_file, to_json
+from credit_like.runs import leaves
 from credit_like.small_files import read_small
 
 log = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ class _MLflow(_Backend):
         experiment = self.client.get_experiment_by_name(name)
         experiment_id = experiment.experiment_id if experiment else self.client.create_experiment(name)
         self.id = self.client.create_run(experiment_id, run_name=name).info.run_id
-        parameters = [Param(_allowed(key), str(value)[:_LONGEST]) for key, value in _leaves(config)]
+        parameters = [Param(_allowed(key), str(value)[:_LONGEST]) for key, value in leaves(config)]
         for start in range(0, len(parameters), _PARAMETERS):
             self.client.log_batch(self.id, params=parameters[start : start + _PARAMETERS])
 
@@ -98,13 +99,6 @@ class _Wandb(_Backend):
 
     def close(self, state: str) -> None:
         self.run.finish(exit_code=1 if state == "failed" else 0)
-
-
-def _leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
-    """Return (dotted key, value) of everything that is no mapping."""
-    if not isinstance(value, Mapping):
-        return [(path, value)]
-    return [leaf for key, below in value.items() for leaf in _leaves(below, f"{path}.{key}" if path else str(key))]
 
 
 _BACKENDS: Mapping[Kind, type[Any]] = {"mlflow": _MLflow, "wandb": _Wandb}
