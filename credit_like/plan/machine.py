@@ -21,8 +21,6 @@ from credit_like.errors import UserError, reason
 from credit_like.registry import did_you_mean
 from credit_like.small_files import read_yaml
 
-GIB = 2**30
-
 Arithmetic = Literal["half", "tf32", "wide"]
 """bfloat16 or float16; products and convolutions of float32 that may be in TensorFloat-32; float32 and float64."""
 
