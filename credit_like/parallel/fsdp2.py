@@ -89,14 +89,14 @@ def shard_units(model: nn.Module) -> Iterator[nn.Module]:
             yield module
 
 
+def _block(unit: nn.Module) -> nn.Module:
+    """Return the block that declares how a unit is treated: the one inside activation checkpointing."""
+    return unit._checkpoint_wrapped_module if isinstance(unit, CheckpointWrapper) else unit
+
+
 def _gathered_ahead(unit: nn.Module) -> bool:
     """Return whether units are used in the order of their registration."""
-    block = unit._checkpoint_wrapped_module if isinstance(unit, CheckpointWrapper) else unit
-    return getattr(block, "gathered_ahead", True)
-
-
-def _keeps_full_precision(unit: nn.Module) -> bool:
-    return keeps_full_precision(unit._checkpoint_wrapped_module if isinstance(unit, CheckpointWrapper) else unit)
+    return getattr(_block(unit), "gathered_ahead", True)
 
 
 def _has_own_parameters(model: nn.Module, units: list[nn.Module]) -> bool:
@@ -200,7 +200,7 @@ def apply_fsdp2(
         # It runs outside the compiled unit and is not worth a separate graph.
         unit.register_forward_hook(torch.compiler.disable(no_view))
     for unit in units:
-        fully_shard(unit, mp_policy=full if _keeps_full_precision(unit) else inner, **options)
+        fully_shard(unit, mp_policy=full if keeps_full_precision(_block(unit)) else inner, **options)
     fully_shard(model, mp_policy=outer, **options)
     for unit, following in itertools.pairwise(filter(_gathered_ahead, units)):
         assert isinstance(unit, FSDPModule)
