@@ -24,6 +24,7 @@ from credit_like import registry
 from credit_like.data import times as calendar
 from credit_like.data.aliases import find
 from credit_like.data.store import FieldStore
+from credit_like.data.times import Times
 from credit_like.derive.fields import PL
 from credit_like.errors import UserError
 from credit_like.evaluation.climatology import Climatology, climatology_times, fit_climatology, load_climatology
@@ -177,40 +178,12 @@ def evaluate(
     if not leads:
         raise UserError(f"expected forecasts with leads above 0, got none in {model.provenance}; change inference.lead")
     truths = Truth(truth)
-    valid = np.unique(np.add.outer(inits, leads))
-    has_truth, _ = truths.positions(np.add.outer(inits, leads))
-    if not has_truth.any():
-        raise UserError(
-            f"expected truth at valid times of the forecasts, got none between {_text(valid[0], truth)} and "
-            f"{_text(valid[-1], truth)}; change evaluation.truth or inference.init"
-        )
-    for message in _without_truth(has_truth, truths.positions(np.array(inits, np.int64))[0], leads):
-        _LOG.warning("%s", message)
-    period = climatology_times(training, experiment)
-    wanted = calendar.from_seconds(valid, truth.calendar)
-    fitting = (training, scored, period, wanted, section.climatology_window_days)
-    climatology = load_climatology(Path(experiment.save_loc) / "climatology.zarr", *fitting) or fit_climatology(
-        *fitting
-    )
-    sources: dict[str, Scored] = {MODEL: model, PERSISTENCE: PersistenceForecast(truths), **others}
-    sources[CLIMATOLOGY] = ClimatologyForecast(climatology, truth.calendar)
-    regions = Regions(truth.grid, section.regions)
-    rainy = [variable for variable in scored if is_precipitation(variable, training)]
-    limits = section.thresholds
-    check_metrics(metrics, model.members, [v.name for v in rainy], limits, [v.name for v in scored])
-    wet = any("precipitation" in needs(module) for module in metrics.values())
-    thresholds = {variable.name: seeps_thresholds(training, variable, period) for variable in rainy if wet}
-    dry = {variable.name: dry_limit(variable, training) for variable in rainy}
-    wanted_events = any("thresholds" in needs(module) for module in metrics.values())
-    labels = {variable.name: event_labels(limits, variable.name) for variable in scored if wanted_events}
-    events = {
-        variable.name: event_thresholds(limits, training, variable, model.levels_of(variable), period)
-        for variable in scored
-        if labels.get(variable.name)
-    }
-    scorer = Scorer(truths, sources, climatology, regions, metrics, thresholds, dry, events)
+    has_truth = _has_truth(truths, inits, leads)
+    times = calendar.from_seconds(np.unique(np.add.outer(inits, leads)), truth.calendar)
+    scorer = _scorer(experiment, truths, training, model, others, scored, metrics, times)
     started = calendar.from_seconds(np.array(inits, np.int64), truth.calendar)
-    collected = Collected(list(sources), metrics, started, leads, regions.names, labels)
+    labels = {name: event_labels(section.thresholds, name) for name in scorer.events}
+    collected = Collected(list(scorer.sources), metrics, started, leads, scorer.regions.names, labels)
     gaps = Gaps(len(inits), leads)
     blocks = list(_blocks(scored, model, inits, leads, truth))
     for done, block, part in _run(scorer, blocks, inits):
@@ -222,7 +195,7 @@ def evaluate(
     for message in gaps.messages():
         _LOG.warning("%s", message)
     result = collected.dataset(section.bootstrap, experiment.seed)
-    provenance = [source.provenance for source in sources.values()]
+    provenance = [source.provenance for source in scorer.sources.values()]
     result = result.assign_coords(provenance=("source", provenance))
     result.attrs["experiment"] = experiment.name
     told = {"long_name": "number of initial times with truth at the lead"}
@@ -239,6 +212,57 @@ def evaluate(
             combine_attrs="override",
         )
     return result
+
+
+def _has_truth(truths: Truth, inits: Sequence[int], leads: Sequence[int]) -> NDArray[np.bool_]:
+    """Return whether there is truth at (init, lead); warn where there is none. Raises UserError if there is none at all."""
+    valid = np.add.outer(inits, leads)
+    has_truth, _ = truths.positions(valid)
+    if not has_truth.any():
+        raise UserError(
+            f"expected truth at valid times of the forecasts, got none between {_text(valid.min(), truths.store)} and "
+            f"{_text(valid.max(), truths.store)}; change evaluation.truth or inference.init"
+        )
+    for message in _without_truth(has_truth, truths.positions(np.array(inits, np.int64))[0], leads):
+        _LOG.warning("%s", message)
+    return has_truth
+
+
+def _scorer(
+    experiment: Experiment,
+    truths: Truth,
+    training: FieldStore,
+    model: ForecastFiles,
+    others: Mapping[str, ForecastFiles],
+    scored: Sequence[Variable],
+    metrics: Mapping[str, ModuleType],
+    times: Times,
+) -> Scorer:
+    """Return the sources to compare and what the metrics need, with the climatology at these valid times.
+
+    Raises UserError for metrics that do not fit the forecasts.
+    """
+    section, truth = experiment.evaluation, truths.store
+    period = climatology_times(training, experiment)
+    fitting = (training, scored, period, times, section.climatology_window_days)
+    climatology = load_climatology(Path(experiment.save_loc) / "climatology.zarr", *fitting) or fit_climatology(
+        *fitting
+    )
+    sources: dict[str, Scored] = {MODEL: model, PERSISTENCE: PersistenceForecast(truths), **others}
+    sources[CLIMATOLOGY] = ClimatologyForecast(climatology, truth.calendar)
+    regions = Regions(truth.grid, section.regions)
+    rainy = [variable for variable in scored if is_precipitation(variable, training)]
+    limits = section.thresholds
+    check_metrics(metrics, model.members, [v.name for v in rainy], limits, [v.name for v in scored])
+    needed = {need for module in metrics.values() for need in needs(module)}
+    thresholds = {v.name: seeps_thresholds(training, v, period) for v in rainy if "precipitation" in needed}
+    dry = {variable.name: dry_limit(variable, training) for variable in rainy}
+    events = {
+        variable.name: event_thresholds(limits, training, variable, model.levels_of(variable), period)
+        for variable in scored
+        if "thresholds" in needed and event_labels(limits, variable.name)
+    }
+    return Scorer(truths, sources, climatology, regions, metrics, thresholds, dry, events)
 
 
 def _without_truth(
