@@ -1,4 +1,4 @@
-"""Functions behind `credit-like checkpoints list | verify | prune | diff`, `export` and `import-credit`.
+"""Functions behind `credit-like checkpoints`, `export` and `import-credit`.
 
 The functions that collect data come first, followed by those that print it.
 """
@@ -116,18 +116,13 @@ def _folder(save_loc: Path) -> Path:
 
 
 def list_checkpoints(save_loc: Path, verify: bool = False, json: bool = False) -> int:
-    """Print the checkpoints of a run and return 1 if one of them is damaged."""
+    """Print the checkpoints of a run and return 1 if one of them is damaged; `verify` reads every byte."""
     found = entries(save_loc, verify)
     if json:
         plain_console(soft_wrap=True).print_json(data=[asdict(entry) for entry in found])
     else:
         _print(found, verify)
     return int(any(entry.damage for entry in found))
-
-
-def verify_checkpoints(save_loc: Path, json: bool = False) -> int:
-    """Read every byte of a run's checkpoints and return 1 if one of them is damaged."""
-    return list_checkpoints(save_loc, verify=True, json=json)
 
 
 def prune_checkpoints(save_loc: Path, keep: int) -> int:

@@ -19,7 +19,7 @@ _WIDE = 1000  # columns
 def print_plan(plan: Plan, script: bool = True) -> None:
     """Print the plan as a table, followed by the job script."""
     console = plain_console(soft_wrap=True)
-    console.print(_facts("", plan.describe()))
+    console.print(_facts(plan.describe()))
     for name, text in plan.scripts.items() if script else ():
         console.rule(name)
         console.print(Syntax(text, "bash", word_wrap=True) if console.is_terminal else text)
@@ -32,7 +32,7 @@ def print_status(save_loc: Path) -> int:
     """
     run = status(save_loc)
     console = _console()
-    console.print(_facts("", run.rows()))
+    console.print(_facts(run.rows()))
     if run.jobs:
         table = Table("job", "mode", "state", "began", "ended", "step", box=None, pad_edge=False)
         for job in run.jobs:
@@ -61,8 +61,8 @@ def _console() -> Console:
     return console if console.is_terminal else plain_console(soft_wrap=True, width=_WIDE)
 
 
-def _facts(title: str, rows: list[tuple[str, str]]) -> Table:
-    table = Table(title=title or None, show_header=False, box=None, pad_edge=False)
+def _facts(rows: list[tuple[str, str]]) -> Table:
+    table = Table(show_header=False, box=None, pad_edge=False)
     for row in rows:
         table.add_row(*row)
     return table

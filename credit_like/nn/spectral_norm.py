@@ -146,16 +146,6 @@ class SpectralNorm(Layer):
         self.inv_sigma.fill_(1.0)
 
     @torch.no_grad()
-    def refresh(self, weight: Tensor) -> None:
-        """Compute 1/sigma of the current weight without changing u and v."""
-        self.refresh_all([(self, weight)])
-
-    @torch.no_grad()
-    def iterate(self, weight: Tensor, count: int = 1) -> None:
-        """Run `count` power iterations v <- norm(W^T u), u <- norm(W v), then compute 1/sigma."""
-        self.iterate_all([(self, weight)], count)
-
-    @torch.no_grad()
     def start(self, weight: Tensor, generator: torch.Generator) -> None:
         """Draw u and run the first iterations with the whole weight, which gives the same bits in every layout."""
         u = torch.randn(self.u.shape, generator=generator)
@@ -168,7 +158,7 @@ class SpectralNorm(Layer):
     @classmethod
     @torch.no_grad()
     def iterate_all(cls, members: Sequence[Member], count: int = 1) -> None:
-        """Run `iterate` for many layers."""
+        """Run `count` power iterations v <- norm(W^T u), u <- norm(W v) of many layers, then compute 1/sigma."""
         stacks = cls._stacks(members)
         with _without_tf32():
             matrices = [stack.matrices() for stack in stacks]
@@ -187,7 +177,7 @@ class SpectralNorm(Layer):
     @classmethod
     @torch.no_grad()
     def refresh_all(cls, members: Sequence[Member]) -> None:
-        """Run `refresh` for many layers."""
+        """Compute 1/sigma of the current weights of many layers without changing u and v."""
         stacks = cls._stacks(members)
         sigma = []
         with _without_tf32():

@@ -119,7 +119,7 @@ def test_list_and_verify_name_what_is_damaged(run, tmp_path, capsys, monkeypatch
     assert [entry.step for entry in commands.entries(copy)] == [3, 6, 9]
     assert [entry.best for entry in commands.entries(copy)] == [False, False, True]
     assert commands.list_checkpoints(copy) == 0
-    assert commands.verify_checkpoints(copy) == 0
+    assert commands.list_checkpoints(copy, verify=True) == 0
     path = copy / "checkpoints" / "step-6" / "rank-00000.safetensors"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -127,7 +127,7 @@ def test_list_and_verify_name_what_is_damaged(run, tmp_path, capsys, monkeypatch
     capsys.readouterr()
     assert commands.list_checkpoints(copy) == 0  # manifests alone
     capsys.readouterr()
-    assert commands.verify_checkpoints(copy, json=True) == 1
+    assert commands.list_checkpoints(copy, verify=True, json=True) == 1
     told = {entry["step"]: entry["damage"] for entry in json.loads(capsys.readouterr().out)}
     assert {step for step, damage in told.items() if damage} == {6}
     assert str(path) in next(entry.damage for entry in commands.entries(copy, verify=True) if entry.step == 6)
@@ -143,7 +143,7 @@ def test_list_and_verify_name_what_is_damaged(run, tmp_path, capsys, monkeypatch
     monkeypatch.setattr(commands.Checkpoint, "verify", verify)
     told = [entry.damage.partition(":")[0] for entry in commands.entries(copy, verify=True)]
     assert told == ["damaged", "damaged", "unreadable"]
-    assert commands.verify_checkpoints(copy) == 1
+    assert commands.list_checkpoints(copy, verify=True) == 1
 
 
 @pytest.mark.parametrize("verify", [False, True])
