@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator, Field
 
+from credit_like.errors import UserError
 from credit_like.schema.base import Section
+
+if TYPE_CHECKING:
+    from credit_like.data.store import FieldStore
 
 
 def _each_once(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -25,3 +29,11 @@ class Correction(Section):
 
     after_epochs: int = Field(default=0, ge=0)
     """Epochs of training without the correction, at the start; forecasts of a trained model always use it."""
+
+
+def require_circle(kind: str, store: FieldStore) -> None:
+    """Raise UserError for a grid that does not cover the full circle of longitude, for a correction of this kind."""
+    if not store.grid.is_periodic:
+        raise UserError(
+            f"physics.type: expected a grid that covers the full circle of longitude for {kind}, got a part of it; remove it"
+        )

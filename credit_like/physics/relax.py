@@ -19,10 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from credit_like.errors import UserError
 from credit_like.physics._climatology import check_period, climatology
 from credit_like.physics._column import channels_of
-from credit_like.physics._correction import Correction, Names
+from credit_like.physics._correction import Correction, Names, require_circle
 from credit_like.physics._gaps import refuse_gaps
 from credit_like.schema.data import Periods
 
@@ -64,10 +63,7 @@ def check_data(config: Config, store: FieldStore) -> None:
     """Raise UserError for a grid that is no full circle of longitude, and for a period that the data do not reach over."""
     if not config.variables:
         return
-    if not store.grid.is_periodic:
-        raise UserError(
-            "physics.type: expected a grid that covers the full circle of longitude for relax, got a part of it; remove it"
-        )
+    require_circle(config.type, store)
     check_period(config.type, config.climatology or (), store)
 
 

@@ -28,7 +28,7 @@ from pydantic import Field
 from credit_like.errors import UserError
 from credit_like.physics._climatology import check_period, states
 from credit_like.physics._column import channels_of
-from credit_like.physics._correction import Correction, Names
+from credit_like.physics._correction import Correction, Names, require_circle
 from credit_like.physics._gaps import refuse_gaps
 from credit_like.schema.data import Periods
 
@@ -93,10 +93,7 @@ def check_data(config: Config, store: FieldStore) -> None:
     """Raise UserError for a grid that does not cover the full circle of longitude or lacks the waves, and for an empty period."""
     if not config.variables:
         return
-    if not store.grid.is_periodic:
-        raise UserError(
-            "physics.type: expected a grid that covers the full circle of longitude for zonal-energy, got a part of it; remove it"
-        )
+    require_circle(config.type, store)
     if (most := store.grid.width // 2) < config.lowest:
         raise UserError(
             f"physics.lowest: expected at most {most} on {store.grid.width} longitudes, which have no shorter waves, "

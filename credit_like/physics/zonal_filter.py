@@ -13,7 +13,7 @@ from pydantic import Field
 
 from credit_like.errors import UserError
 from credit_like.physics._column import channels_of
-from credit_like.physics._correction import Correction, Names
+from credit_like.physics._correction import Correction, Names, require_circle
 from credit_like.physics._gaps import refuse_gaps
 
 if TYPE_CHECKING:
@@ -48,11 +48,7 @@ def check_data(config: Config, store: FieldStore) -> None:
     """Raise UserError for a grid that does not cover the full circle of longitude or has no shorter waves."""
     if not config.variables:
         return
-    if not store.grid.is_periodic:
-        raise UserError(
-            "physics.type: expected a grid that covers the full circle of longitude for zonal-filter, got a part of it; "
-            "remove the filter"
-        )
+    require_circle(config.type, store)
     if (most := store.grid.width // 2 - 1) < config.highest:
         raise UserError(
             f"physics.highest: expected at most {most} on {store.grid.width} longitudes, where there are no shorter waves, "
