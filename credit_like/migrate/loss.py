@@ -20,8 +20,19 @@ def loss_section(source: Document) -> dict[str, Any]:
     kind = str(source.get(*at, "training_loss", default=source.get("loss", "type") or "mse"))
     kind = "mse" if kind == "base" else kind
     parameters: Keys = (*at, "base_loss_parameters" if by_variable else "training_loss_parameters")
-    weighted = source.get(*at, "use_variable_weights", default=by_variable)
-    made: dict[str, Any] = {"type": _LOSSES.get(kind, "mse"), "scale": "state"}
+    made: dict[str, Any] = {"type": "mse", "scale": "state", **_function(source, at, kind, parameters)}
+    # CREDIT's loss by variable weights rows only if told to.
+    if not source.get(*at, "use_latitude_weights", default=not by_variable):
+        made["latitude_weights"] = False
+    _remark_on_others(source, at)
+    if weights := _variable_weights(source, at, by_variable):
+        made["variable_weights"] = weights
+    return made
+
+
+def _function(source: Document, at: Keys, kind: str, parameters: Keys) -> dict[str, Any]:
+    """Return the type of the loss and its parameters."""
+    made: dict[str, Any] = {"type": _LOSSES.get(kind, "mse")}
     if kind == "huber" and (delta := source.get(*parameters, "delta")) is not None:
         made["delta"] = float(delta)
     elif kind in _SCORES and int(source.get("trainer", "ensemble_size", default=1)) < 2:
@@ -39,9 +50,11 @@ def loss_section(source: Document) -> dict[str, Any]:
     elif kind not in _LOSSES:
         place: Keys = (*at, "training_loss") if "training_loss" in source.section(*at) else ("loss", "type")
         source.remark(place, "not translated: the mean squared error is taken")
-    # CREDIT's loss by variable weights rows only if told to.
-    if not source.get(*at, "use_latitude_weights", default=not by_variable):
-        made["latitude_weights"] = False
+    return made
+
+
+def _remark_on_others(source: Document, at: Keys) -> None:
+    """Remark on the losses and weights that are not translated."""
     for key in ("validation_loss", "validation_loss_parameters"):
         if source.get(*at, key):
             source.remark((*at, key), "validations use the loss of training; `trainer.monitor` scores short forecasts")
@@ -51,13 +64,18 @@ def loss_section(source: Document) -> dict[str, Any]:
         ("spectral_lambda_reg", bool, "the `weight` of such a term"),
         ("spectral_wavenum_init", bool, "a term `spectral` compares all wavenumbers"),
         ("include_computed_diagnostics", bool, "not translated: the loss is that of the predicted variables"),
-        ("normalize_weights", _is_false, "weights are divided by their sum"),
+        ("normalize_weights", lambda value: value is False, "weights are divided by their sum"),
     ):
         if used(value := source.get(*at, key)):
             source.remark((*at, key), meaning, covered=key == "normalize_weights")
-        elif value is not None and key.startswith("use_"):
+        elif value is not None and key.startswith("use_"):  # then its parameters say nothing either
             for part in ("spectral_lambda_reg", "spectral_wavenum_init"):
                 source.get(*at, part)
+
+
+def _variable_weights(source: Document, at: Keys, by_variable: bool) -> dict[str, Any]:
+    """Return the weights of variables, and remark on others by which errors are divided."""
+    weighted = source.get(*at, "use_variable_weights", default=by_variable)
     weighting = source.get(*at, "var_weighting", default="inverse_variance" if by_variable else None)
     if weighting == "inverse_variance":
         if source.section("loss", "args").get("var_weighting"):
@@ -71,16 +89,12 @@ def loss_section(source: Document) -> dict[str, Any]:
     if source.get(*at, "scaler_path"):
         source.remark((*at, "scaler_path"), "errors are divided by the numbers of the statistics", covered=True)
     weights = source.get(*at, "variable_weights", default={})
-    if isinstance(weights, Mapping) and weights:
-        if weighted:
-            made["variable_weights"] = {name.rpartition("/")[2]: _weight(value) for name, value in weights.items()}
-        else:
-            source.remark((*at, "variable_weights"), "not used, as in CREDIT", covered=True)
-    return made
-
-
-def _is_false(value: Any) -> bool:
-    return value is False
+    if not isinstance(weights, Mapping) or not weights:
+        return {}
+    if weighted:
+        return {name.rpartition("/")[2]: _weight(value) for name, value in weights.items()}
+    source.remark((*at, "variable_weights"), "not used, as in CREDIT", covered=True)
+    return {}
 
 
 def _weight(value: Any) -> Any:
