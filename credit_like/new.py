@@ -146,7 +146,6 @@ def scan(paths: Sequence[str]) -> Data:
             f"expected variables on latitude and longitude in {', '.join(paths)}, got "
             f"{'; '.join(f'{name}, {why}' for name, why in left_out.items()) or 'none'}; change or regrid the data"
         )
-    counts = [name for names in groups for name in names]
     repeated = {names: _repeated([opened[i][1] for i in group], names[0]) for names, group in groups.items()}
     fixed: dict[str, list[xr.Dataset]] = {}
     """Constant fields, as they are in each group."""
@@ -154,18 +153,19 @@ def scan(paths: Sequence[str]) -> Data:
         of_group = {name: opened[i][1] for i in reversed(group) for name in usable[i] if name not in varying}
         for name, dataset in of_group.items():
             fixed.setdefault(name, []).append(dataset)
+    counts = Counter(itertools.chain(*groups))
+    # The same name then means different variables in different files.
     apart = (
-        len(counts) > len(set(counts))
+        max(counts.values()) > 1
         or "other" in repeated.values()
         or (all(len(group) == 1 for group in groups.values()) and not all(itertools.starmap(_equal, fixed.items())))
     )
+    members = [i for group in groups.values() for i in group]
     variables: list[Found] = []
     sources: list[dict[str, Any]] = []
-    if apart:  # the same name means different variables in different files
-        stems = _short([Path(files[i]).stem for group in groups.values() for i in group])
-        members = [i for group in groups.values() for i in group]
+    if apart:
         sources.append({key: value for key, value in opened[members[0]][0].items() if key != "path"})
-        for stem, i in zip(stems, members, strict=True):
+        for stem, i in zip(_short([Path(files[i]).stem for i in members]), members, strict=True):
             dataset, alone = opened[i][1], len(usable[i]) == 1
             variables += [_classify(dataset, var, stem if alone else f"{stem}_{var}", files[i]) for var in usable[i]]
         times = _common_times({files[i]: [opened[i][1]] for i in members})
@@ -180,11 +180,12 @@ def scan(paths: Sequence[str]) -> Data:
                 if all(var != variable.name for variable in variables):
                     variables.append(_classify(next(opened[i][1] for i in group if var in usable[i]), var, var, None))
         times = _common_times({files[group[0]]: [opened[i][1] for i in group] for group in groups.values()})
-    first = next(opened[i][1] for group in groups.values() for i in group)
+    datasets = {files[i]: opened[i][1] for i in members}
+    first = opened[members[0]][1]
     grid = Grid(*(first[axis].values.astype(np.float64) for axis in ("latitude", "longitude")))
     result = Data(sources, grid, times, variables, left_out)
     _check_times(result, paths)
-    _drop_empty(result, [opened[i][1] for group in groups.values() for i in group], apart, files)
+    _drop_empty(result, datasets)
     _limit(result)
     if not any(variable.role == "prognostic" for variable in result.variables):
         raise UserError(
@@ -422,17 +423,16 @@ def _classify(dataset: xr.Dataset, var: str, name: str, path: str | None) -> Fou
     return Found(name, var, role, levels, path, why)
 
 
-def _drop_empty(data: Data, datasets: Sequence[xr.Dataset], apart: bool, files: Sequence[str]) -> None:
-    """Leave out variables that are the same everywhere or have no data; variables that never change are forcing."""
+def _drop_empty(data: Data, datasets: Mapping[str, xr.Dataset]) -> None:
+    """Leave out variables that are the same everywhere or have no data; variables that never change are forcing.
+
+    `datasets` are those of the files with usable variables, by path.
+    """
     kept = []
     for variable in data.variables:
-        dataset = next(
-            one
-            for i, one in enumerate(datasets)
-            if variable.var in one.data_vars and (not apart or files[i] == variable.path)
-        )
-        array = dataset[variable.var]
-        if "time" not in array.dims and not apart and not _same_in_all(datasets, variable.var):
+        paths = datasets if variable.path is None else [variable.path]
+        array = next(datasets[path][variable.var] for path in paths if variable.var in datasets[path].data_vars)
+        if "time" not in array.dims and variable.path is None and not _same_in_all([*datasets.values()], variable.var):
             data.left_out[variable.name] = "which has no time and is not the same in all files"
             continue
         if "time" in array.dims:

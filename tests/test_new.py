@@ -346,6 +346,16 @@ def test_a_static_field_of_two_kinds_of_files_is_one_only_where_it_is_the_same(d
     )
 
 
+def test_a_file_without_usable_fields_lies_between_files_of_the_same_names(tmp_path):
+    whole = Maker(PLAIN, (16, 32), hours(80)).dataset(surface=["t2m"])
+    whole.to_netcdf(tmp_path / "a.nc")
+    whole.rename(t2m="profile").expand_dims(station=2).to_netcdf(tmp_path / "b.nc")
+    (whole + 1).to_netcdf(tmp_path / "c.nc")
+    found = scan([str(tmp_path / f"{name}.nc") for name in "abc"])
+    assert [(variable.name, Path(variable.path).name) for variable in found.variables] == [("a", "a.nc"), ("c", "c.nc")]
+    assert found.left_out == {"profile": "which is on station too"}
+
+
 def test_of_several_files_two_without_a_common_time_are_named(tmp_path):
     whole = Maker(PLAIN, (16, 32), hours(80)).dataset(surface=["t2m", "sp", "u10"])
     for name, span, var in (("a", (0, 80), "t2m"), ("b", (50, 80), "sp"), ("c", (0, 40), "u10")):
