@@ -244,9 +244,8 @@ def evaluation_findings(store: Store, scoring: bool) -> Iterator[Finding]:
         of_rain = [variable.name for variable in of_truth if is_precipitation(variable, store.fields)]
         names = [variable.name for variable in of_truth]
         yield from refusal(("evaluation",), check_metrics, metrics, members, of_rain, section.thresholds, names)
-    if section.baselines:
-        for name, file in section.baselines.items():
-            yield from refusal(("evaluation", "baselines", name), open_baselines, {name: file}, truth)
+    for name, file in section.baselines.items():
+        yield from refusal(("evaluation", "baselines", name), open_baselines, {name: file}, truth)
 
 
 def launch_findings(experiment: Experiment, whole: bool, only: Mode | None) -> Iterator[Finding]:
