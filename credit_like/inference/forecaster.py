@@ -22,7 +22,7 @@ from credit_like.checkpoint.errors import reading_metadata
 from credit_like.checkpoint.export import load_export
 from credit_like.checkpoint.package import Package, load_static, open_package
 from credit_like.context import Context
-from credit_like.data import units
+from credit_like.data import named, units
 from credit_like.data.aliases import find
 from credit_like.data.locate import IN_MEMORY, InMemory
 from credit_like.data.sources._conventions import PERIOD
@@ -147,25 +147,23 @@ class Forecaster:
         places = list(names) or [IN_MEMORY] * len(datasets)
         if self.static is not None:
             lacking = [v for v in self.variables.role("static") if not _has_variable(v, datasets)]
-            absent = [name for v in lacking if (name := v.spec.var or v.name) in self.static]
-            datasets += [self.static[list(dict.fromkeys(absent))]] if absent else []
+            absent = list(dict.fromkeys(name for v in lacking if (name := v.spec.var or v.name) in self.static))
+            datasets += [self.static[absent]] if absent else []
             places += ["the package's static.nc"] if absent else []
         self._refuse_absent(datasets, places)
         datasets = [self._fitted(*part) for part in zip(datasets, places, strict=True)]
         self._prepare_units(datasets, places)
         first = self.variables.role("prognostic")[0]
         main = next((i for i, d in enumerate(datasets) if _has_variable(first, [d])), None)
-        for variable in self.variables.role("diagnostic"):
-            if main is None or _has_variable(variable, datasets):
-                continue
-            dims = ("time", *(["level"] if variable.levels else []), "latitude", "longitude")
-            sizes = {
-                "level": len(variable.levels),
-                **{str(dim): size for dim, size in datasets[main].sizes.items()},
-            }
-            shape = tuple(sizes[dim] for dim in dims)
-            empty = xr.Variable(dims, np.broadcast_to(np.float32("nan"), shape))
-            datasets[main] = datasets[main].assign({variable.spec.var or variable.name: empty})
+        unknown = [v for v in self.variables.role("diagnostic") if not _has_variable(v, datasets)]
+        if main is not None and unknown:
+            axes = {axis: datasets[main][axis] for axis in ("time", "latitude", "longitude")}
+            shape = (len(axes["time"]), sum(map(len, unknown)), self.grid.height, self.grid.width)
+            empty = np.broadcast_to(np.float32("nan"), shape)
+            of_level = {v.name: {"units": self._of_training("level_units", v)} for v in unknown}
+            more = named.datasets(unknown, empty, axes, lambda _: {}, lambda v: of_level[v.name])
+            datasets += more
+            places += [places[main]] * len(more)
         sources = tuple(InMemory(*part) for part in zip(datasets, places, strict=True))
         try:
             return open_store(self.experiment.data.model_copy(update={"source": sources}), self.variables)

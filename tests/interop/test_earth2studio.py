@@ -200,18 +200,29 @@ def test_a_variable_in_other_units_has_no_name_of_the_lexicon(unit, known):
     )
 
 
+SOME = {"name": "u", "levels": [500]}
+
+
 @pytest.mark.parametrize(
-    "prognostic",
+    ("prognostic", "diagnostic"),
     [
-        {"surface": ["sp", *({"name": f"T{p}", "var": "temperature", "levels": [p]} for p in (500, 850))]},
-        {"level": [{"name": "u", "levels": [500]}], "surface": ["sp", {"name": "wind", "var": "u", "levels": [850]}]},
+        ({"surface": ["sp", *({"name": f"T{p}", "var": "temperature", "levels": [p]} for p in (500, 850))]}, {}),
+        ({"level": [SOME], "surface": ["sp", {"name": "wind", "var": "u", "levels": [850]}]}, {}),
+        ({"level": [SOME]}, {"level": ["temperature"]}),
+        ({"surface": ["sp"]}, {"level": ["temperature"], "surface": [{"name": "precipitation", "var": "rain"}]}),
     ],
-    ids=["two of a variable", "one beside levels"],
+    ids=["two of a variable", "one beside levels", "other levels of diagnostics", "levels of diagnostics alone"],
 )
-def test_fields_at_the_surface_may_be_levels_of_one_variable_of_the_files(tmp_path, prognostic):
+def test_variables_may_have_any_levels_and_names_in_the_files(tmp_path, prognostic, diagnostic):
     values = make_experiment(make_data(tmp_path / "data.nc"), tmp_path / "run").to_dict()
     forcing = {"surface": [{"name": "sst", "fill": "persist"}]}
-    data = {**values["data"], "prognostic": prognostic, "dynamic_forcing": forcing, "static": {}}
+    data = {
+        **values["data"],
+        "prognostic": prognostic,
+        "diagnostic": diagnostic,
+        "dynamic_forcing": forcing,
+        "static": {},
+    }
     context = make_context(Experiment.model_validate({**values, "data": data}))
     variables, store, statistics = context.variables, context.store, context.statistics
     moments = {}
