@@ -6,6 +6,7 @@ import glob
 import os
 import shutil
 import socket
+import stat
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -143,6 +144,18 @@ def _is_alive(pid: str) -> bool:
     except (OSError, OverflowError):
         pass
     return True
+
+
+def folder_identity(path: Path) -> tuple[int, int] | None:
+    """Return what tells a folder from one that takes its place; None where there is none.
+
+    A store that was read is the one that was opened if this is the same afterwards.
+    """
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return (found.st_dev, found.st_ino) if stat.S_ISDIR(found.st_mode) else None
 
 
 def begins_with(mark: str) -> Callable[[Path], bool]:

@@ -23,7 +23,8 @@ from credit_like.data import units
 from credit_like.data.locate import ORIGIN
 from credit_like.data.store import FieldStore
 from credit_like.data.tools.climatology import Slot, nearest_day, period_text, slots_of, window_weights
-from credit_like.errors import UserError
+from credit_like.errors import UNREADABLE, UserError
+from credit_like.outputs import folder_identity
 from credit_like.schema.experiment import Experiment
 from credit_like.variables import Variable
 
@@ -105,12 +106,32 @@ def load_climatology(
 ) -> Climatology | None:
     """Load the result of `fit_climatology` from the store that `credit-like preprocess --climatology` wrote.
 
-    Returns None if there is no store, and, with a line in the log, if it is of another period, window or grid, if a variable
+    Where it is replaced meanwhile, the new one is loaded: zarr reads chunks that are gone as missing values. Returns None if there
+    is no store, and, with a line in the log, if it is of another period, window or grid, if a variable
     is of other data or in other units, or if it lacks a variable, a level or an hour. Stores of earlier releases do not say
     of which data they are; only the units of their variables are compared.
     """
-    if not path.is_dir():
-        return None
+    while (folder := folder_identity(path)) is not None:
+        try:
+            loaded = _load(path, store, variables, positions, wanted, window_days)
+        except UNREADABLE:
+            if folder_identity(path) == folder:
+                raise
+            continue
+        if folder_identity(path) == folder:
+            return loaded
+    return None
+
+
+def _load(
+    path: Path,
+    store: FieldStore,
+    variables: Sequence[Variable],
+    positions: NDArray[np.int64],
+    wanted: NDArray[Any],
+    window_days: int,
+) -> Climatology | None:
+    """Load a store that is there, or return None with a line in the log if it is not that of these data."""
     with xr.open_zarr(path, consolidated=False, chunks=None) as opened:
         asked = sorted(set(slots_of(wanted)))
         if reason := _unfit(opened, store, variables, positions, asked, window_days):

@@ -14,6 +14,7 @@ from credit_like.data.tools import preprocess as module
 from credit_like.data.tools.climatology import SlotMeans, nearest_day, slots_of, window_weights
 from credit_like.data.tools.preprocess import preprocess, scan_piece
 from credit_like.data.tools.rechunk import rechunk
+from credit_like.evaluation import climatology as evaluation
 from credit_like.evaluation.climatology import fit_climatology, load_climatology
 from credit_like.variables import Variables
 
@@ -213,6 +214,31 @@ def test_a_climatology_of_other_data_or_units_is_not_used(preprocessed, tmp_path
     assert load(opened(data, source={"type": "zarr", "path": str(tmp_path / "other.zarr")})) is None
     assert caplog.text.count("of the experiment's data, got that of another source or name") == 2
     assert load(opened(data, source={"type": "zarr", "path": data.source[0].path, "cache": "1GB"})) is not None
+
+
+def test_a_climatology_that_is_replaced_while_it_is_read_is_read_again(preprocessed, tmp_path, monkeypatch):
+    """`preprocess --climatology` puts another one in its place; zarr takes chunks that are not there for missing values."""
+    _, _, _, store, load = preprocessed
+    path, unfit, seen = tmp_path / "out" / "climatology.zarr", evaluation._unfit, []
+    shutil.copytree(path, tmp_path / "new.zarr")
+    expected = load(store).fields["sp"]
+
+    def removed_once_opened(opened, *arguments):
+        reason = unfit(opened, *arguments)
+        if not seen:
+            shutil.rmtree(path)
+        seen.append(reason)
+        return reason
+
+    def replaced_before_the_comparison(folder, identity=evaluation.folder_identity):
+        if not folder.exists():
+            (tmp_path / "new.zarr").rename(folder)
+        return identity(folder)
+
+    monkeypatch.setattr(evaluation, "_unfit", removed_once_opened)
+    monkeypatch.setattr(evaluation, "folder_identity", replaced_before_the_comparison)
+    np.testing.assert_array_equal(load(store).fields["sp"], expected)
+    assert seen == ["", ""]
 
 
 def test_a_climatology_is_that_of_a_copy_of_its_data_too(preprocessed, tmp_path):
