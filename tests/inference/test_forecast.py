@@ -448,6 +448,22 @@ def test_what_counts_as_complete_is_on_the_disk(data, tmp_path, kind, ensemble, 
     assert all(marked)
 
 
+def test_a_process_that_begins_late_leaves_what_others_have_completed(data, tmp_path, monkeypatch):
+    """It has looked for the store before another one created it and wrote the first forecasts."""
+    listdir, outcomes = os.listdir, []
+
+    def listed_before_another_writes(folder):
+        names = listdir(folder)
+        if not outcomes and "forecast.json" in names:
+            outcomes.append(None)
+            outcomes[0] = write(data, tmp_path, part=(0, 2))[1]
+        return names
+
+    monkeypatch.setattr(_zarr.os, "listdir", listed_before_another_writes)
+    assert write(data, tmp_path, part=(1, 2))[1].finished
+    assert outcomes[0].computed == 2
+
+
 @pytest.mark.parametrize("during", ["record", "store"])
 def test_a_rank_of_another_host_may_have_the_same_number(data, tmp_path, monkeypatch, during):
     """In containers, the ranks of different hosts usually do; here one begins while another one has half begun."""

@@ -48,9 +48,11 @@ class ZarrWriter(Writer):
         return self._box
 
     def open(self) -> None:
+        # Before the store is looked for: marks that are listed later may be of a store that another process creates meanwhile.
+        marks = [*(self.folder / "done").glob("*")]
         # Of one listing, because another process may rename the one to the other at any time.
         if not {self.partial.name, self.path.name} & set(os.listdir(self.folder)):
-            for mark in (self.folder / "done").glob("*"):
+            for mark in marks:
                 mark.unlink(missing_ok=True)  # of a store that somebody has removed
             self._create()
         self._check()
