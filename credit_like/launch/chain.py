@@ -12,22 +12,28 @@ from __future__ import annotations
 
 import datetime as dt
 import errno
+import fcntl
 import json
 import os
 import re
 import stat
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 Event = dict[str, Any]
 FINISHED = 3
 """What `begin` exits with where nothing is left to do."""
 _MOST_BYTES = 256 * 2**20
+_TRIES = 10
+"""Attempts to open the history, each of which somebody may have removed again."""
+_PATIENCE = 10.0
+"""Seconds to wait for another process that writes to the history."""
 _CHECKPOINT = re.compile(r"step-(0|[1-9][0-9]{0,17})")
 
 
@@ -50,7 +56,11 @@ def history_file(save_loc: Path) -> Path:
 
 def history(save_loc: Path) -> list[Event]:
     """Return all events of a run's jobs, oldest first; malformed lines, as a full disk leaves them, are skipped."""
-    values = (_parse(line) for line in (_regular_bytes(history_file(save_loc)) or b"").splitlines())
+    return _events(_regular_bytes(history_file(save_loc)) or b"")
+
+
+def _events(content: bytes) -> list[Event]:
+    values = map(_parse, content.splitlines())
     return [value for value in values if isinstance(value, dict) and _is_event(value)]
 
 
@@ -86,15 +96,73 @@ def _parse(text: bytes) -> object:
 
 def record(save_loc: Path, event: str, **details: Any) -> None:
     """Append an event to the history, in one write, so that the jobs of an array may do so concurrently."""
+    with _locked(history_file(save_loc)) as file:
+        _append(file, event, details)
+
+
+def withdraw(save_loc: Path, mode: str, submission: str, begins_history: bool) -> None:
+    """Record that a submission is withdrawn, or remove a history that began with it and has nothing of anybody else.
+
+    A job of it may have begun, and others may write to the history at any time.
+    """
+    with _locked(history_file(save_loc)) as file:
+        file.seek(0)
+        events = _events(file.read())
+        if begins_history and all(
+            event["event"] in ("submission", "submitted") and event.get("submission") == submission for event in events
+        ):
+            history_file(save_loc).unlink()
+        else:
+            _append(file, "withdrawn", {"mode": mode, "submission": submission})
+
+
+def _append(file: BinaryIO, event: str, details: Mapping[str, Any]) -> None:
     now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
     line = json.dumps({"event": event, "time": now, **details})
-    path = history_file(save_loc)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+b") as out:
-        # A line whose end was lost, on a full disk or with its node, must not take this one with it.
-        end = out.seek(0, os.SEEK_END)
-        torn = end > 0 and os.pread(out.fileno(), 1, end - 1) != b"\n"
-        out.write(b"\n" * torn + line.encode() + b"\n")
+    # A line whose end was lost, on a full disk or with its node, must not take this one with it.
+    end = file.seek(0, os.SEEK_END)
+    torn = end > 0 and os.pread(file.fileno(), 1, end - 1) != b"\n"
+    file.write(b"\n" * torn + line.encode() + b"\n")
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[BinaryIO]:
+    """Open the history to read and append, alone among those that do so; it is made anew where somebody has just removed it.
+
+    Nobody waits where files cannot be locked, or for long, as for a process that is stopped.
+    """
+    for left in reversed(range(_TRIES)):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = path.open("a+b")
+        except FileNotFoundError:  # the folder has been removed with it
+            if not left:
+                raise
+            continue
+        with file:
+            _lock(file)
+            if not left or _is_at(file, path):
+                yield file
+                return
+
+
+def _lock(file: BinaryIO) -> None:
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES) and time.monotonic() < deadline:
+                time.sleep(0.01)
+                continue
+        return
+
+
+def _is_at(file: BinaryIO, path: Path) -> bool:
+    """Return whether an open file is the one at the path."""
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    return False
 
 
 def submissions(events: Sequence[Event]) -> list[Event]:

@@ -26,6 +26,7 @@ from credit_like.launch.chain import (
     queued_ids,
     record,
     run_status,
+    withdraw,
 )
 from credit_like.launch.local import run_all, run_job
 from credit_like.launch.plan import Chain, Plan, plan_jobs
@@ -323,10 +324,7 @@ class _Files:
                 self._folders.append(folder)
 
     def withdraw(self, plan: Plan) -> None:
-        """Record on exit that the submission is withdrawn, or remove a job history that holds nothing else.
-
-        A job of it may have begun, and others may write to the history at any time.
-        """
+        """Record on exit that the submission is withdrawn, or remove a job history that holds nothing else."""
         self._plan = plan
         self._begins_history = not history_file(plan.save_loc).exists()
 
@@ -350,14 +348,7 @@ class _Files:
             path.unlink(missing_ok=True)
         plan = self._plan
         if plan is not None and any(event.get("submission") == plan.submission for event in history(plan.save_loc)):
-            ours = [
-                event["event"] in ("submission", "submitted") and event.get("submission") == plan.submission
-                for event in history(plan.save_loc)
-            ]
-            if self._begins_history and all(ours):
-                history_file(plan.save_loc).unlink()
-            else:
-                record(plan.save_loc, "withdrawn", mode=plan.mode, submission=plan.submission)
+            withdraw(plan.save_loc, plan.mode, plan.submission, self._begins_history)
         for folder in reversed(self._folders):
             with suppress(OSError):  # it holds the log of a job that has begun
                 folder.rmdir()

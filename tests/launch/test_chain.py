@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+from pathlib import Path
 
 import pytest
 
@@ -160,6 +162,55 @@ def test_history_passes_over_a_line_cut_short(tmp_path):
     with (tmp_path / "jobs" / "history.jsonl").open("a") as out:
         out.write('{"event": "en\n')
     assert [event["event"] for event in chain.history(tmp_path)] == ["begin"]
+
+
+def test_an_event_is_not_lost_where_a_refused_submission_removes_the_history(tmp_path, monkeypatch):
+    """The other one has opened the file before it is removed."""
+    chain.record(tmp_path, "submission", mode="train", submission="train-1")
+    opened = Path.open
+
+    def opened_before_the_removal(path, *arguments):
+        file = opened(path, *arguments)
+        if path == chain.history_file(tmp_path) and arguments == ("a+b",):
+            monkeypatch.setattr(Path, "open", opened)
+            chain.withdraw(tmp_path, "train", "train-1", begins_history=True)
+        return file
+
+    monkeypatch.setattr(Path, "open", opened_before_the_removal)
+    chain.record(tmp_path, "submission", mode="train", submission="train-2")
+    assert [event["submission"] for event in chain.history(tmp_path)] == ["train-2"]
+
+
+def test_a_history_to_which_others_write_is_not_removed(tmp_path):
+    chain.record(tmp_path, "submission", mode="train", submission="train-1")
+    chain.record(tmp_path, "submission", mode="rollout", submission="rollout-1")
+    chain.withdraw(tmp_path, "train", "train-1", begins_history=True)
+    assert [event["event"] for event in chain.history(tmp_path)] == ["submission", "submission", "withdrawn"]
+    assert [event["submission"] for event in chain.submissions(chain.history(tmp_path))] == ["rollout-1"]
+
+
+def test_who_writes_to_the_history_waits_for_another_one_but_not_for_ever(tmp_path, monkeypatch):
+    """One that removes the history must not do so while another one writes to it."""
+    chain.record(tmp_path, "submission", mode="train", submission="train-1")
+    monkeypatch.setattr(chain, "_PATIENCE", 0.0)
+    context, asked = multiprocessing.get_context("spawn"), []
+    ours, theirs = context.Pipe()
+    other = context.Process(target=_hold, args=(chain.history_file(tmp_path), theirs))
+    other.start()
+    assert ours.recv() == "locked"
+    lockf = chain.fcntl.lockf
+    monkeypatch.setattr(chain.fcntl, "lockf", lambda *arguments: asked.append(1) or lockf(*arguments))
+    chain.record(tmp_path, "submission", mode="train", submission="train-2")
+    ours.send("end")
+    other.join()
+    assert asked == [1]
+    assert len(chain.history(tmp_path)) == 2
+
+
+def _hold(path, pipe):
+    with chain._locked(path):
+        pipe.send("locked")
+        pipe.recv()
 
 
 @pytest.mark.parametrize("state", ["finished", "continue", "failed"])
