@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from credit_like.errors import UserError
+from credit_like.nested import leaves
 from credit_like.small_files import LOG_BYTES, read_small, yaml_values
 
 _BLOCK = 64 * 1024  # bytes of a log that are read at once, from the end
@@ -167,15 +168,6 @@ def _section(text: str) -> dict[str, Any]:
         return dict(leaves(yaml_values(text) or {}))
     except ValueError:
         return {}
-
-
-def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value) of everything that is no mapping."""
-    if isinstance(value, dict):
-        for key, below in value.items():
-            yield from leaves(below, f"{path}.{key}" if path else str(key))
-    elif path:
-        yield path, value
 
 
 def differing_keys(runs: Sequence[Run]) -> list[str]:

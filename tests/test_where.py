@@ -16,6 +16,7 @@ ELSEWHERE = {
     "figures": "evaluation/test_plots.py",
     "lock": "faults/test_race.py",
     "naming": "evaluation/test_plots.py",
+    "nested": "test_runs.py",
     "rollout": "inference/test_rollout.py",
     "processes": "faults/test_group_signals.py",
     "state": "test_stepper.py",

@@ -10,10 +10,10 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rich.table import Table
 
+from credit_like import nested
 from credit_like.checkpoint.errors import reading_metadata
 from credit_like.checkpoint.format import MANIFEST
 from credit_like.checkpoint.manager import Checkpoint, Rank, prune, steps
@@ -84,7 +84,7 @@ def differences(first: Path, second: Path) -> list[tuple[str, str, str]]:
     rows = [
         (key, repr(x), repr(y))
         for part in ("experiment", "layout", "progress", "version")
-        for key, x, y in _leaves(part, a.meta.get(part), b.meta.get(part))
+        for key, x, y in nested.differences(a.meta.get(part), b.meta.get(part), part)
     ]
     for name in sorted(set(a.names()) | set(b.names())):
         shapes = [repr(c.manifest["tensors"][name]["shape"]) if name in c.names() else "absent" for c in (a, b)]
@@ -96,13 +96,6 @@ def differences(first: Path, second: Path) -> list[tuple[str, str, str]]:
             largest = f"differs by up to {float((x - y).abs().max()):.3g}"
             rows.append((name, f"norm {float(x.norm()):.6g}", f"norm {float(y.norm()):.6g}, {largest}"))
     return rows
-
-
-def _leaves(at: str, x: Any, y: Any) -> list[tuple[str, Any, Any]]:
-    if isinstance(x, dict) and isinstance(y, dict):
-        keys = sorted(set(x) | set(y))
-        return [row for key in keys for row in _leaves(f"{at}.{key}", x.get(key), y.get(key))]
-    return [] if x == y else [(at, x, y)]
 
 
 def _folder(save_loc: Path) -> Path:

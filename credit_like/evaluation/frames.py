@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,6 +11,7 @@ import xarray as xr
 
 from credit_like.errors import UserError, reading
 from credit_like.evaluation.collect import BY_INIT
+from credit_like.nested import leaves
 from credit_like.outputs import replacing
 from credit_like.small_files import LOG_BYTES, read_small
 
@@ -91,18 +90,7 @@ def log_frame(folder: Path) -> pd.DataFrame:
         except (ValueError, RecursionError):
             row = None
         if isinstance(row, dict):
-            rows.append(_flat(row))
+            rows.append(dict(leaves(row, separator="/")))
         elif number < len(lines):
             raise UserError(f"expected JSON in line {number} of {path}, got {line[:60]!r}; remove the line")
     return pd.DataFrame(rows)
-
-
-def _flat(row: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Return nested objects as keys with `/`; lists stay values."""
-    result: dict[str, Any] = {}
-    for key, value in row.items():
-        if isinstance(value, Mapping):
-            result.update(_flat(value, f"{before}{key}/"))
-        else:
-            result[before + key] = value
-    return result

@@ -26,6 +26,7 @@ from credit_like.context import Context
 from credit_like.errors import UserError
 from credit_like.layout import domain_text
 from credit_like.naming import counted
+from credit_like.nested import differences
 from credit_like.nn import spectral_norm
 from credit_like.parallel.apply import set_trained, unfrozen
 from credit_like.parallel.tensor_copies import copied_over_tensor
@@ -201,7 +202,7 @@ class TrainingState:
             checkpoint.load(pieces, prefixes)
         except UserError as error:
             with reading_metadata(checkpoint.folder):
-                changed = _differences(meta["experiment"], experiment.to_dict())
+                changed = [key for key, *_ in differences(meta["experiment"], experiment.to_dict())]
             raise UserError(f"{error} in {', '.join(changed) or 'no key of the experiment'}") from error
         added = {name: p for name, p in self.parameters.items() if f"ema/{name}" not in averages}
         if self.ema is not None and added:
@@ -221,7 +222,7 @@ class TrainingState:
             # one.
             samples = self.progress.position * int(meta["global_batch_size"])
             self.progress.position = samples // self.phase.experiment.trainer.global_batch_size
-            changed = _differences(meta["experiment"], experiment.to_dict())
+            changed = [key for key, *_ in differences(meta["experiment"], experiment.to_dict())]
             plugins = registry.changed(meta.get("plugins", []), self._plugins)
             layout = meta["layout"]
         if changed and self.context.runtime.is_main:
@@ -316,11 +317,3 @@ def _describe_channels(context: Context) -> dict[str, dict[str, list[Any]]]:
         if any(functions := transforms.names(variables)):
             result[role]["transform"] = functions
     return result
-
-
-def _differences(before: Any, after: Any, at: str = "") -> list[str]:
-    """List the keys whose values differ between two experiments."""
-    if isinstance(before, dict) and isinstance(after, dict):
-        keys = sorted(set(before) | set(after))
-        return [d for k in keys for d in _differences(before.get(k), after.get(k), f"{at}.{k}" if at else k)]
-    return [] if before == after else [at]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from credit_like.checkpoint.files import replace_file, to_json
-from credit_like.runs import leaves
+from credit_like.nested import leaves
 from credit_like.small_files import read_small
 
 log = logging.getLogger(__name__)

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from credit_like.data import times as calendar
 from credit_like.errors import UserError, reading
 from credit_like.inference.layout import ForecastLayout
+from credit_like.nested import differences
 from credit_like.outputs import process_name, sync
 from credit_like.schema.places import RECORD
 from credit_like.small_files import read_small
@@ -242,7 +243,8 @@ def claim(folder: Path, identity: dict[str, Any], completed: Callable[[dict[str,
         finally:
             temporary.unlink()
     there = _read_record(folder)
-    if differing := sorted(_differences(json.loads(text), json.loads(json.dumps(completed(there))))):
+    before, now = json.loads(json.dumps(completed(there))), json.loads(text)
+    if differing := sorted(key for key, *_ in differences(before, now)):
         shown = ", ".join(differing[:5]) + (f" and {len(differing) - 5} more" if len(differing) > 5 else "")
         raise UserError(
             f"inference.output.path: expected forecasts of this experiment and checkpoint in {folder}, got some made "
@@ -273,13 +275,3 @@ def check_folder(folder: Path) -> None:
         )
     if has_record:
         _read_record(folder)
-
-
-def _differences(a: Any, b: Any, key: str = "") -> list[str]:
-    if isinstance(a, dict) and isinstance(b, dict):
-        return [
-            difference
-            for name in sorted(a.keys() | b.keys())
-            for difference in _differences(a.get(name), b.get(name), f"{key}.{name}" if key else name)
-        ]
-    return [] if a == b else [key]
