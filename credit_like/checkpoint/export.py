@@ -79,7 +79,7 @@ class Export:
 
 
 def find(save_loc: Path, step: int | None = None, runtime: Runtime | None = None) -> Checkpoint:
-    """Return the newest intact checkpoint of `run`, or the one of `step`; `run` may also be a checkpoint folder.
+    """Return the newest intact checkpoint of a run, or the one of `step`; `save_loc` may also be a checkpoint folder.
 
     With a `runtime` of several ranks all of them call this together and share the reading of all bytes. Raises UserError
     if there is no checkpoint, and DamagedCheckpoint if the requested one is damaged, on all ranks; RunError as

@@ -57,7 +57,7 @@ def find(name: str, available: Iterable[str]) -> str | None:
 
 
 def other_quantity(name: str, attrs: Mapping[str, object]) -> str:
-    """Return what the attributes of a variable found as an alias of `name` say that it is, if it is another quantity.
+    """Return the name that attributes give the quantity of a variable found as an alias of `name`; empty unless it is another.
 
     WRF's `T` is the perturbation of the potential temperature, and `w` is a velocity in m s-1 in many files.
     """

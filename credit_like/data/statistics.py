@@ -60,8 +60,8 @@ class Statistics:
     if no two times are consecutive. `valid` (channel, latitude, longitude) marks the points that ever have data;
     `transform` (channel) names the functions of which they are the statistics, if there are any; it is absent otherwise.
     `units` (channel) are those of the data, as far as these declare them; files of earlier releases lack it.
-    `missing_time` (missing) lists the times at which one of these points lacks data, and `missing_seconds` the same
-    times as numbers.
+    `missing_time` (missing) lists the times at which one of these points lacks data, and `missing_position` the
+    positions of these times in the store.
     """
 
     def __init__(self, dataset: xr.Dataset) -> None:
@@ -562,7 +562,7 @@ def _guard(
 
 
 def _missing(store: FieldStore, names: Sequence[str], total: Scan) -> list[tuple[int, str]]:
-    """Yield (position, channels) for every time at which a point lacks data that it has at some other time."""
+    """Return (position, channels) for every time at which a point lacks data that it has at some other time."""
     never = (~total.valid).sum((1, 2))
     result = []
     for position in sorted(total.lacking):

@@ -145,7 +145,7 @@ class FieldStore:
         return {name: over for name, over in of.items() if over not in (0, self.step_seconds)}
 
     def told_other_sums(self) -> str:
-        """Return what `other_sums` are, empty where there are none."""
+        """Return `other_sums` as text, empty where there are none."""
         each = [f"{name} over {format_duration(dt.timedelta(seconds=over))}" for name, over in self.other_sums.items()]
         step = format_duration(dt.timedelta(seconds=self.step_seconds))
         return (

@@ -188,7 +188,7 @@ def _print_ratios(first: xr.Dataset, second: xr.Dataset, console: Console) -> No
 
 
 def significance_text(times: int) -> str:
-    """Return what the intervals are, or why there are none."""
+    """Return a sentence on the intervals, or on why there are none."""
     if times:
         return (
             f"± half of the 95 % interval of the difference, paired over {times} common initial times with the "

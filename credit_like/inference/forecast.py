@@ -370,7 +370,7 @@ def _fields(
     layout: ForecastLayout,
     names: Sequence[str | None],
 ) -> Iterator[tuple[str | None, HostCopy]]:
-    """Yield what this rank writes of each variable, (B, C, H, W) float32 with NaN at missing points, if that is anything.
+    """Yield the part of each variable that this rank writes, if any: (B, C, H, W) float32 with NaN at missing points.
 
     The name None stands for all variables. Fields that need neighbouring points are derived after these are collected, others
     before.

@@ -50,7 +50,7 @@ def kept_leads(section: InferenceSection, timestep: dt.timedelta) -> tuple[int, 
 
 
 def earlier_starts(ensemble: Ensemble, timestep: dt.timedelta) -> tuple[int, ...]:
-    """Return how many steps before an initial time the forecasts start from which its members' initial states follow.
+    """Return the steps before an initial time at which the forecasts start that make its members' initial states.
 
     0, the initial time itself, is always one of them. Raises UserError for a cycle or a lag between two steps.
     """

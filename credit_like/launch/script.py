@@ -263,7 +263,7 @@ def _single(plan: Plan, site: SiteSection) -> Iterable[list[str]]:
 
 
 def _rollout(plan: Plan, site: SiteSection) -> Iterable[list[str]]:
-    """Return the body of a rollout: each node runs as many groups of processes as fit, each on its own share.
+    """Yield the parts of the body of a rollout: each node runs as many groups of processes as fit, each on its own share.
 
     A group is one process, or the tensor × domain processes of a split model. Shares of the initial times are numbered
     over all jobs.

@@ -150,7 +150,7 @@ def _weights_of(variable: Variable, config: LossConfig) -> Sequence[float]:
 
 
 def loss_values(config: LossConfig, error: Tensor, target: Tensor | None = None, valid: Tensor | None = None) -> Tensor:
-    """Return what a loss has at each point: `rowwise` of its plug-in, which needs the target, or else `pointwise`."""
+    """Return the loss at each point: by `rowwise` of its plug-in, which needs the target, or else by `pointwise`."""
     module = loss_module(config)
     rowwise = getattr(module, "rowwise", None)
     if rowwise is None:
@@ -163,7 +163,7 @@ def loss_values(config: LossConfig, error: Tensor, target: Tensor | None = None,
 def member_values(
     config: LossConfig, error_BKCHW: Tensor, others: tuple[Iterable[Tensor], ...], valid: Tensor | None = None
 ) -> Tensor:
-    """Return what a loss of ensembles has at each point; `others` is empty or holds the errors of other ranks' members."""
+    """Return a loss of ensembles at each point; `others` is empty or holds the errors of other ranks' members."""
     module = loss_module(config)
     values: Tensor = module.of_members(config, error_BKCHW, *others, **_valid(module, valid))
     return values

@@ -207,7 +207,7 @@ class SpectralNorm(Layer):
         return [group[0][0]._stack(part) for group in groups.values() for part in portions(group)]
 
     def _key(self, weight: Tensor) -> tuple[object, ...]:
-        """Return what layers have in common that are stacked, equal on all ranks."""
+        """Return the key of the layers with which this one is stacked; it is the same on all ranks."""
         return weight.shape, self.output_dim, weight.dtype, self.u.dtype
 
     def _stack(self, members: Sequence[Member]) -> Stack:

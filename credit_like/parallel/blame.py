@@ -88,7 +88,7 @@ class Causes:
         return self._store.check([key]) and has_ended(self._store.get(key).decode())
 
     def _left(self, patience: float) -> float:
-        """Return how much of `patience` is left of what this rank waits in all, counted from its first call."""
+        """Return the part of `patience` that this rank may still wait; the limit of all waits counts from the first call."""
         now = time.monotonic()
         self._deadline = self._deadline or now + _IN_ALL
         return max(0.0, min(patience, self._deadline - now))

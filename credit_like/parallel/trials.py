@@ -38,7 +38,7 @@ def trials(sizes: Sequence[int]) -> Iterator[tuple[Trial, Callable[[], object]]]
 
 
 def reducing(parts: Sequence[Sequence[int]]) -> Callable[[Tensor], object]:
-    """Return what sums a tensor, in place, over those ranks of which this one is. Collective: all ranks name all parts."""
+    """Return a function that sums a tensor, in place, over the ranks of this one's part. Collective: all ranks name all parts."""
     groups = [dist.new_group(list(part)) for part in parts]
     (mine,) = (group for group, part in zip(groups, parts, strict=True) if dist.get_rank() in part)
     return partial(dist.all_reduce, group=mine)

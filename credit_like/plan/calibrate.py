@@ -357,7 +357,7 @@ def _as_in_steps(taken: Mapping[Trial, list[float]], more: Mapping[int, float]) 
 
 
 def _trace(work: Callable[[], object]) -> Trace:
-    """Return what a step issues."""
+    """Return the operations and collectives that a step issues."""
     work()
     with Meter() as meter:
         work()
@@ -374,7 +374,10 @@ class _Beyond(NamedTuple):
 
 
 def _beyond(machine: Machine, longer: float, plain: Trace, sharded: Trace) -> _Beyond:
-    """Return what is left of the seconds by which a sharded model takes longer than the same model as it is."""
+    """Return what a sharded model takes beyond its operations and collectives.
+
+    `longer` are the seconds by which its step takes longer than that of the same model as it is.
+    """
     sent = [event for event in sharded.events if isinstance(event, Start)]
     more = compute_seconds(machine, sharded.pieces) - compute_seconds(machine, plain.pieces)
     more += sum(transfer_seconds(machine, one.kind, one.ranks, one.bytes) for one in sent)
@@ -457,7 +460,7 @@ def _model(grid: tuple[int, int], device: torch.device, width: int = _WIDTH) -> 
 
 
 def _whole_step(model: nn.Module, x: Tensor) -> Callable[[], None]:
-    """Return what takes a training step, at a learning rate of 0; it sends nothing.
+    """Return a function that performs a training step at a learning rate of 0, without communication.
 
     The norm of the gradients, the optimiser and the average go through lists of tensors: one operation, and on a CPU a call
     for each of them.

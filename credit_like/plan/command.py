@@ -93,9 +93,7 @@ def _experiment(file: Path, overrides: Sequence[str], grid: str | None) -> tuple
     from credit_like.plan.run import grid_of
 
     experiment, locations = load_located(file, overrides)
-    layouts = ("trainer",)
-    findings = [f for f in section_findings(experiment, 1) if f[0][:1] != layouts]
-    if findings:
+    if findings := [found for found in section_findings(experiment, 1) if found[0][:1] != ("trainer",)]:
         raise ExperimentError([locations.problem(*finding) for finding in findings])
     if grid is not None:
         return experiment, _fitting(experiment, grid_of(grid))

@@ -306,7 +306,7 @@ def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
 
 
 def _arithmetic(func: Any, ins: Sequence[Tensor]) -> Arithmetic:
-    """Return what an operation computes in; attention in float32 has no TensorFloat-32."""
+    """Return the arithmetic of an operation; attention in float32 has no TensorFloat-32."""
     if any(t.dtype in (torch.bfloat16, torch.float16) for t in ins):
         return "half"
     products = func._overloadpacket in _PRODUCTS

@@ -111,7 +111,7 @@ _PARTLY: dict[str, dict[str, Any]] = {
 
 
 def _common(data: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return what an experiment as plain data has outside its phases for the keys of `_PARTLY`."""
+    """Return the values of the keys of `_PARTLY` outside the phases, of an experiment as plain data."""
     trainer = data.get("trainer")
     found = {**(trainer if isinstance(trainer, dict) else {}), "loss": data.get("loss")}
     given = {key: found.get(key) for key in _PARTLY}

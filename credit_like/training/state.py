@@ -66,7 +66,7 @@ class Progress:
 
     @classmethod
     def of(cls, saved: Mapping[str, Any]) -> Progress:
-        """Return what a checkpoint has saved. Raises TypeError or ValueError for values that are no progress."""
+        """Return the progress that a checkpoint has saved. Raises TypeError or ValueError for values that are no progress."""
         # Checkpoints of earlier versions have the whole time alone, most of which is that of steps.
         # They have a `best` too, the lowest of the losses.
         progress = cls(**{"trained": saved.get("seconds", 0.0), **{k: v for k, v in saved.items() if k != "best"}})
@@ -256,7 +256,7 @@ class TrainingState:
         }
 
     def facts(self) -> dict[str, str]:
-        """Return what all ranks must have in common, what → text; files may have other paths on other nodes."""
+        """Return name → text of what must be the same on all ranks; paths of files may differ between nodes."""
         meta = self._meta()
         experiment = meta["experiment"]
         for path in ("source", "statistics"):

@@ -68,7 +68,7 @@ class About:
 
     @classmethod
     def of(cls, dataset: xr.Dataset, names: Iterable[str]) -> About:
-        """Return what is needed of a file with canonical dimensions, whose own `names` are given."""
+        """Return the facts of a file with canonical dimensions, whose own `names` are given."""
         coordinates = {}
         for name in DIMS[1:]:
             if name in dataset.coords:

@@ -131,7 +131,7 @@ def times_read(experiment: Experiment, store: FieldStore) -> NDArray[np.int64]:
 
 
 def _seconds_before(experiment: Experiment) -> int:
-    """Return how long before an initial time the first forecast starts from which its members' initial states follow."""
+    """Return the seconds before an initial time at which the first forecast starts that makes its members' initial states."""
     ensemble, timestep = experiment.inference.ensemble, experiment.data.timestep
     if ensemble.members == 1 or ensemble.perturbations is None:
         return 0

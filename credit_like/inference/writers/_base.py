@@ -89,7 +89,7 @@ class Writer:
         return (*front, leads, *([levels] if len(shape) == 3 else []), *box)
 
     def flush(self, init: int, member: int | None = None) -> None:
-        """Have the disk hold what this process has written of an initial time, or of a member of it."""
+        """Flush what this process has written of an initial time, or of a member of it, to the disk."""
 
     def complete(self, init: int) -> None:
         """Flush an initial time of which all members and leads were written, and record that it is complete."""

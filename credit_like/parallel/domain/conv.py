@@ -76,7 +76,7 @@ class DomainConvTranspose2d(DomainLayer, conv.ConvTranspose2d):
         self._set(manager, crops=tuple(crops))
 
     def _crop(self, band: tuple[int, int], size_in: int) -> tuple[int, int]:
-        """Return how much of the output before and after the band the fetched inputs give as well."""
+        """Return the number of points before and after the band of the output that the fetched inputs give as well."""
         first, end = self._inputs(band, size_in)
         top = first * self.stride - self.padding
         bottom = top + (end - 1 - first) * self.stride + self.kernel

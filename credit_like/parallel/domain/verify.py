@@ -446,7 +446,7 @@ def _result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _form(value: Any) -> Any:
-    """Return what the form of a result depends on, or None for what is not known to be all of it, such as tensors with values."""
+    """Return the part of an argument on which the form of a result depends, or None where that may be more, such as values."""
     if isinstance(value, Tensor):
         return (Tensor, value.shape, value.stride(), value.dtype) if type(value) is Tensor and value.is_meta else None
     if isinstance(value, list | tuple):
