@@ -14,7 +14,6 @@ import io
 import json
 import logging
 import os
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,6 +29,8 @@ from numpy.typing import NDArray
 from credit_like.data.sources._cache import SET_CACHE, cache_folder
 from credit_like.data.sources._conventions import DIMS, fields
 from credit_like.data.times import Times, calendar_of, from_seconds, seconds
+from credit_like.errors import UserError, reason
+from credit_like.outputs import replacing
 
 _LOG = logging.getLogger(__name__)
 _MANY = 1000
@@ -184,24 +185,18 @@ def _save(index: Path, entries: _Entries) -> None:
     }
     content = io.BytesIO()
     np.savez_compressed(content, allow_pickle=False, **arrays)
-    draft = None
     try:
         index.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, draft = tempfile.mkstemp(prefix=f".{index.name}.", dir=index.parent)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content.getvalue())
-        os.replace(draft, index)
-    except OSError as error:
+        with replacing(index) as draft:
+            draft.write_bytes(content.getvalue())
+    except (OSError, UserError) as error:
         _LOG.warning(
             "the index of %d files could not be kept in %s (%s), so every process rebuilds it; %s",
             len(entries),
             index.parent,
-            error.strerror,
+            reason(error),
             SET_CACHE,
         )
-        if draft is not None:
-            with suppress(OSError):
-                os.unlink(draft)
 
 
 @contextmanager

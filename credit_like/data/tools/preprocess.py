@@ -43,7 +43,7 @@ from credit_like.data.tools.audit import Audit, audit
 from credit_like.data.tools.climatology import CLIMATOLOGY, Slot, SlotMeans, period_text, slots_of, write_climatology
 from credit_like.data.tools.stamps import digest_of_files
 from credit_like.errors import UserError, reading
-from credit_like.outputs import process_name
+from credit_like.outputs import replacing, sync
 from credit_like.processes import signals_held, work_for
 from credit_like.schema.data import DataSection
 from credit_like.variables import Variables
@@ -171,12 +171,10 @@ def scan_piece(piece: PassPiece) -> Path:
     found = scan(store, varying(piece.variables), piece.blocks, look=True, each=each if means else None)
     if means is not None:
         means.save(piece.file.with_suffix(""))
-    draft = piece.file.with_suffix(f".{process_name()}.draft")
-    with open(draft, "wb") as file:
-        save_scan(found, file)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(piece.file)
+    with replacing(piece.file) as draft:
+        with draft.open("wb") as file:
+            save_scan(found, file)
+        sync(draft)
     return piece.file
 
 
