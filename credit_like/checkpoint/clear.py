@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 
 from credit_like.checkpoint.files import remove
@@ -40,17 +40,20 @@ def clear_run(save_loc: Path, force: bool, statistics: bool = True) -> None:
             f"save_loc: expected an empty folder for --fresh, got {save_loc} with a run in it; add --force to remove it"
         )
     try:
-        with RunLock(save_loc), _forecasts_lock(save_loc / "forecasts"):
-            _clear(save_loc, statistics)
+        forecasts = _is_ours(
+            save_loc / "forecasts"
+        )  # once: those that a rollout begins meanwhile are not locked, and stay
+        with RunLock(save_loc), _forecasts_lock(save_loc / "forecasts") if forecasts else nullcontext():
+            _clear(save_loc, statistics, forecasts)
     except OSError as error:
         raise UserError(
             f"save_loc: expected a run that can be removed, got {save_loc}: {reason(error)}; remove it"
         ) from error
 
 
-def _forecasts_lock(folder: Path) -> AbstractContextManager[object]:
-    """Return the lock of all forecasts in a folder, or nothing if there are none."""
-    return FileLock(folder / ".lock", folder, "stop it", unknown="a rollout") if _is_ours(folder) else nullcontext()
+def _forecasts_lock(folder: Path) -> FileLock:
+    """Return the lock of all forecasts in a folder."""
+    return FileLock(folder / ".lock", folder, "stop it", unknown="a rollout")
 
 
 def _is_ours(forecasts: Path) -> bool:
@@ -59,13 +62,13 @@ def _is_ours(forecasts: Path) -> bool:
     return (forecasts / RECORD).is_file() or [*files] == [forecasts / ".lock"]
 
 
-def _clear(save_loc: Path, statistics: bool) -> None:
+def _clear(save_loc: Path, statistics: bool, forecasts: bool) -> None:
     made = [path for pattern in _CHECKPOINTS for path in (save_loc / "checkpoints").glob(pattern)]
     made += (save_loc / "tensorboard").glob("events.out.tfevents.*")
     made += (save_loc / "tracking").glob("*.json")  # not what trackers hold: other runs may share it
     made += (save_loc / "hang").glob("rank-*.txt")
     made += save_loc.glob("memory-rank-*.pickle")
-    if _is_ours(save_loc / "forecasts"):
+    if forecasts:
         made += [path for pattern in _FORECASTS for path in (save_loc / "forecasts").glob(pattern)]
     if statistics:
         made += [save_loc / "statistics.nc", *_drafts(save_loc, "statistics.nc")]

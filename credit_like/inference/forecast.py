@@ -102,8 +102,13 @@ def write_forecasts(
     noise, perturb = _differences(context)
     folder = experiment.forecast_folder
     writer: Writer = registry.of("writer", section.output).open_writer(section.output, layout, folder)
-    claim(folder, _identity(experiment, forecast_plan, checkpoint), partial(_completed, experiment))
-    writer.open()
+    try:
+        claim(folder, _identity(experiment, forecast_plan, checkpoint), partial(_completed, experiment))
+        writer.open()
+    except FileNotFoundError as error:
+        if (folder / RECORD).is_file():
+            raise
+        raise Locked(_removed(folder)) from error
     collects, share = context.runtime.tensor_rank == 0, None
     if manager is not None and collects:
         share = ChunkShare(manager, (store.grid.height, store.grid.width) if from_whole else writer.box)
@@ -138,6 +143,10 @@ def write_forecasts(
     return RolloutOutcome(forecast_path(experiment), sum(len(places) for unit in todo for places in unit), finished)
 
 
+def _removed(folder: Path) -> str:
+    return f"the forecasts in {folder} were removed by another process, perhaps with their run; start again"
+
+
 def _reserved(
     stack: ExitStack,
     context: Context,
@@ -156,7 +165,6 @@ def _reserved(
     missing = [unit for unit in units if not _is_complete(unit, writer)]
     keys = sorted(key for unit in missing for places in unit for key in places)
     left, refused = [], None
-    removed = f"the forecasts in {writer.folder} were removed by another process, perhaps with their run; start again"
     if tells and missing:
         lock = FileLock(
             writer.folder / ".lock",
@@ -171,9 +179,9 @@ def _reserved(
             # A process that was ending may have completed more.
             left = [number for number, unit in enumerate(units) if not _is_complete(unit, writer)]
             if not (writer.folder / RECORD).is_file():
-                refused = removed
+                refused = _removed(writer.folder)
         except FileNotFoundError:
-            refused = removed
+            refused = _removed(writer.folder)
         except Locked as error:
             refused = str(error)
     found = [each for each in context.runtime.gather((part, refused, left) if tells else None) if each is not None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import shutil
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -171,6 +172,22 @@ def _hold(lock, held, done) -> None:
     with lock:
         held.set()
         done.wait(900)
+
+
+def test_forecasts_that_begin_during_a_removal_stay(run, monkeypatch) -> None:
+    """They were not there when it looked which locks it needs."""
+    forecasts = run / "forecasts"
+    shutil.rmtree(forecasts)
+    enter = RunLock.__enter__
+
+    def begun_before(lock):
+        write(forecasts, {"forecast.json": b"{}", "forecast.zarr.part/zarr.json": b"{}"})
+        return enter(lock)
+
+    monkeypatch.setattr(RunLock, "__enter__", begun_before)
+    clear_run(run, force=True)
+    assert sorted(contents(forecasts)) == ["forecast.json", "forecast.zarr.part/zarr.json"]
+    assert not (run / "checkpoints" / "step-2").exists()
 
 
 def test_an_interrupted_removal_can_be_repeated(run, monkeypatch) -> None:

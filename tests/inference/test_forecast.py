@@ -448,6 +448,21 @@ def test_what_counts_as_complete_is_on_the_disk(data, tmp_path, kind, ensemble, 
     assert all(marked)
 
 
+@pytest.mark.parametrize("during", ["record", "store"])
+def test_forecasts_that_are_removed_while_they_begin_are_one_message(data, tmp_path, monkeypatch, during):
+    """`train --fresh --force` may remove them until they are locked."""
+    owner, name = {"record": (os, "link"), "store": (_zarr, "_consolidate")}[during]
+    begin = getattr(owner, name)
+
+    def removed_first(*arguments):
+        shutil.rmtree(tmp_path / "forecasts")
+        return begin(*arguments)
+
+    monkeypatch.setattr(owner, name, removed_first)
+    with pytest.raises(Locked, match="were removed by another process, perhaps with their run; start again"):
+        write(data, tmp_path)
+
+
 def test_a_process_that_begins_late_leaves_what_others_have_completed(data, tmp_path, monkeypatch):
     """It has looked for the store before another one created it and wrote the first forecasts."""
     listdir, outcomes = os.listdir, []

@@ -241,7 +241,7 @@ def claim(folder: Path, identity: dict[str, Any], completed: Callable[[dict[str,
         except FileExistsError:
             pass
         finally:
-            temporary.unlink()
+            temporary.unlink(missing_ok=True)
     there = _read_record(folder)
     before, now = json.loads(json.dumps(completed(there))), json.loads(text)
     if differing := sorted(key for key, *_ in differences(before, now)):
