@@ -14,13 +14,14 @@ import io
 import json
 import logging
 import os
+import time
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import xarray as xr
@@ -34,6 +35,8 @@ from credit_like.outputs import replacing
 
 _LOG = logging.getLogger(__name__)
 _MANY = 1000
+_WAIT = 600.0
+"""Seconds to wait for another process that makes the index, after which it is made here too."""
 _NOT_AN_INDEX = (OSError, ValueError, KeyError, TypeError, IndexError, EOFError, zipfile.BadZipFile, zlib.error)
 
 
@@ -201,7 +204,10 @@ def _save(index: Path, entries: _Entries) -> None:
 
 @contextmanager
 def _alone(index: Path) -> Iterator[None]:
-    """Wait until no other process makes this index; where files cannot be locked, several may make it."""
+    """Wait until no other process makes this index, but not for ever, as for one that is stopped.
+
+    Where files cannot be locked, and after the wait, several may make it.
+    """
     try:
         index.parent.mkdir(parents=True, exist_ok=True)
         file = index.with_suffix(".lock").open("a")
@@ -209,6 +215,20 @@ def _alone(index: Path) -> Iterator[None]:
         yield
         return
     with file:
-        with suppress(OSError):
-            fcntl.lockf(file, fcntl.LOCK_EX)
+        if not _locked(file):
+            _LOG.info("another process makes the index %s; waiting up to %.0f s for it", index, _WAIT)
+            end = time.monotonic() + _WAIT
+            while not _locked(file) and time.monotonic() < end:
+                time.sleep(0.1)
         yield
+
+
+def _locked(file: IO[str]) -> bool:
+    """Lock a file and return whether no other process has it; True where files cannot be locked."""
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    except OSError:
+        return True
+    return True

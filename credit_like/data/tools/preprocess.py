@@ -121,7 +121,7 @@ def preprocess(
     try:
         statistics = stored if stored is not None else finish(store, variables, data, whole)
     except UserError:
-        shutil.rmtree(parts)
+        shutil.rmtree(parts, ignore_errors=True)
         raise
     if not keep:
         statistics.save(statistics_path or folder / "statistics.nc")
@@ -129,7 +129,7 @@ def preprocess(
         means = [(piece.file.with_suffix(""), piece.slots) for piece in pieces if piece.slots]
         period = period_text(store, store.period(data.train))
         write_climatology(store, variables.outputs, means, folder / CLIMATOLOGY, period, climatology_days)
-    shutil.rmtree(parts)
+    shutil.rmtree(parts, ignore_errors=True)  # a worker that dask has given up may still write its piece
     return statistics, found
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
+import logging
 import multiprocessing
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -217,6 +219,23 @@ def test_processes_that_start_together_make_one_index(tmp_path, cache) -> None:
     assert sorted(count for count, _ in found) == [2, 2, FEW + 4]
     assert len({total for _, total in found}) == 1
     assert len(list(cache.glob("*.npz"))) == 1
+
+
+def test_a_process_that_never_makes_its_index_is_not_waited_for_for_ever(tmp_path, cache, monkeypatch, caplog) -> None:
+    """As one that a scheduler has suspended."""
+    caplog.set_level(logging.INFO)
+    config, asked = files(tmp_path / "data"), []
+
+    def held_by_another(file, operation):
+        assert operation & fcntl.LOCK_NB, "this would wait for ever"
+        asked.append(file.name)
+        raise BlockingIOError
+
+    monkeypatch.setattr(_index.fcntl, "lockf", held_by_another)
+    monkeypatch.setattr(_index, "_WAIT", 0.0)
+    assert loaded(config).identical(without_index(config))
+    assert len(set(asked)) == 1
+    assert "another process makes the index" in caplog.text
 
 
 def test_few_files_stay_in_memory_and_threads_may_read(tmp_path, monkeypatch) -> None:

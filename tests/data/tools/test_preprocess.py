@@ -1,4 +1,5 @@
 import csv
+import os
 
 import numpy as np
 import pytest
@@ -67,7 +68,7 @@ def test_a_pass_killed_while_it_removes_its_pieces_is_repeated(stored, tmp_path,
     _, data, variables, store = stored()
     remove = module.shutil.rmtree
 
-    def killed(folder):
+    def killed(folder, **options):
         next(folder.glob(f"*.{removed}")).unlink()
         raise KeyboardInterrupt
 
@@ -82,6 +83,21 @@ def test_a_pass_killed_while_it_removes_its_pieces_is_repeated(stored, tmp_path,
     preprocess(store, variables, data, tmp_path / "out", climatology_days=5)
     assert {p: p.read_bytes() for p in expected} == expected
     assert not (tmp_path / "out" / "preprocess-parts").exists()
+
+
+def test_a_piece_that_is_written_twice_does_not_end_a_pass(stored, tmp_path, small_pieces, monkeypatch):
+    """dask repeats the piece of a worker that it has given up, which may still write it when the pass is complete."""
+    _, data, variables, store = stored()
+    rmdir = os.rmdir
+
+    def written_meanwhile(path, **options):
+        if "preprocess-parts" in str(path):
+            (tmp_path / "out" / "preprocess-parts" / "late.npz").touch()
+        rmdir(path, **options)
+
+    monkeypatch.setattr(os, "rmdir", written_meanwhile)
+    statistics, _ = preprocess(store, variables, data, tmp_path / "out")
+    same(statistics, fit_statistics(store, variables, data))
 
 
 def test_pieces_of_other_data_are_not_taken(stored, tmp_path, small_pieces, data_section):
