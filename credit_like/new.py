@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from credit_like import registry
 from credit_like.data.aliases import ALIASES
 from credit_like.data.files import netcdf_files
+from credit_like.data.files.find import find_files, is_url, source_type
 from credit_like.data.sources._conventions import DIMS, own_name
-from credit_like.data.sources._files import find_files, is_url, source_type
 from credit_like.data.times import seconds, to_text
 from credit_like.errors import UserError
 from credit_like.grid import Grid

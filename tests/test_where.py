@@ -29,6 +29,7 @@ ELSEWHERE = {
     "data/aliases": "data/test_store.py",
     "data/axes": "data/test_store.py",
     "data/locate": "data/test_store.py",
+    "data/files/find": "data/sources/test_netcdf.py",
     "data/loading/arena": "data/loading/test_loader.py",
     "data/sources/_files": "data/sources/test_netcdf.py",
     "data/sources/_cache": "data/sources/test_synthetic.py",

@@ -15,7 +15,7 @@ import yaml
 from credit_like import registry
 from credit_like.checkpoint.files import digest
 from credit_like.data import times as calendar
-from credit_like.data.sources._files import source_type
+from credit_like.data.files.find import source_type
 from credit_like.errors import UserError
 from credit_like.inference.forecast import write_forecasts
 from credit_like.inference.forecaster import load_forecaster, without_keys

@@ -1,12 +1,10 @@
-"""Code shared by file sources: finding files, canonical dimensions, time, and joining files into one lazy dataset."""
+"""Code shared by file sources: their options, canonical dimensions, time, and joining files into one lazy dataset."""
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import re
-import stat
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Sequence
 from contextlib import suppress
@@ -16,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import cftime
-import fsspec
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
@@ -25,6 +22,7 @@ from xarray.core import indexing
 
 from credit_like.data import units
 from credit_like.data.files.direct import DirectArray, Spans, chunk_along, direct
+from credit_like.data.files.find import find_files, is_there, is_url, lacking
 from credit_like.data.files.netcdf_files import open_lazily
 from credit_like.data.files.regrid import conservative, read_weights, refuse_other_source, regrid, regular
 from credit_like.data.files.remote import failures
@@ -49,18 +47,6 @@ from credit_like.errors import UserError, reason
 from credit_like.grid import ROUNDING, Grid
 from credit_like.schema.base import Latitude, Longitude, Section, UserPath, check_box
 
-_DATE_CODES = {
-    "%Y": "[0-9]" * 4,
-    "%m": "[0-9]" * 2,
-    "%d": "[0-9]" * 2,
-    "%H": "[0-9]" * 2,
-    "%j": "[0-9]" * 3,
-    "%y": "[0-9]" * 2,
-    "%M": "[0-9]" * 2,
-    "%S": "[0-9]" * 2,
-}
-_MAGIC = {b"GRIB": "grib", b"CDF": "netcdf", b"\x89HDF": "netcdf"}
-"""First bytes of a file → the type of the source that reads it."""
 INDEXED = 100
 """Number of files from which on an index is made."""
 _RECENT = 64  # files of which the metadata stay in memory
@@ -180,121 +166,6 @@ class FileConfig(Section):
                 )
 
 
-def is_url(path: str) -> bool:
-    """Return whether fsspec has to open the path."""
-    return "://" in path or "::" in path
-
-
-def source_type(path: str) -> str:
-    """Return the type of the source that reads a file, a store or the first file of a template.
-
-    A folder and `.zarr` in the path are zarr, or on disk an Anemoi dataset by its attributes; other URLs are netCDF. A file is
-    known from its first bytes.
-
-    Raises UserError if there is no file or it begins like no format that can be read.
-    """
-    if ".zarr" in path or (not is_url(path) and Path(path).is_dir()):
-        return "anemoi" if not is_url(path) and _is_anemoi(Path(path)) else "zarr"
-    if is_url(path):
-        return "netcdf"
-    first = Path(find_files(path, {})[0])
-    try:
-        with first.open("rb") as file:
-            start = file.read(4)
-    except OSError as error:
-        raise UserError(f"expected a file or a store, got {path}: {reason(error)}; change it") from error
-    for magic, kind in _MAGIC.items():
-        if start.startswith(magic):
-            return kind
-    raise UserError(f"expected netCDF, GRIB or zarr, got {path}, which begins with {start!r}; change it")
-
-
-def _is_anemoi(folder: Path) -> bool:
-    """Return whether a store has the states and the list of variables of an Anemoi dataset."""
-    for name in ("zarr.json", ".zattrs"):
-        with suppress(OSError, ValueError, AttributeError):
-            found = json.loads((folder / name).read_text(encoding="utf-8"))
-            attrs = found.get("attributes", {}) if name == "zarr.json" else found
-            return all((folder / array).is_dir() for array in ("data", "dates")) and "variables_metadata" in attrs
-    return False
-
-
-def find_files(paths: str | Sequence[str], storage_options: dict[str, Any]) -> list[str]:
-    """Return the files that a path, glob, template or list matches, sorted.
-
-    A path that exists is itself, whatever characters it has. Raises UserError, which lists similar names, if there is none, and
-    for anything that is neither a file nor a folder.
-    """
-    found: list[str] = []
-    for path in [paths] if isinstance(paths, str) else paths:
-        if not is_url(path) and _is_there(path):
-            found.append(path)
-            continue
-        pattern = path
-        for code, digits in _DATE_CODES.items():
-            pattern = pattern.replace(code, digits)
-        if any(character in pattern for character in "*?["):
-            matches = _matches(path, pattern, storage_options)
-            if not matches:
-                raise UserError(f"expected files that match {path}, got none{_near(path)}")
-            if gone := [match for match in matches if not (is_url(path) or _is_there(match))]:
-                raise UserError(
-                    f"expected files that match {path}, got {gone[0]}, a link to a file that is not there; remove or correct it"
-                )
-            found += matches
-        elif is_url(path):
-            found.append(path)
-        else:
-            raise UserError(f"expected an existing file or folder, got {path!r}{_near(path)}")
-    if not found:
-        raise UserError("expected a path or a list of paths, got an empty list; change data.source.path")
-    return found
-
-
-def _matches(path: str, pattern: str, storage_options: dict[str, Any]) -> list[str]:
-    """Return what a glob matches, sorted. Raises UserError if a server does not list it."""
-    try:
-        fs, inside = fsspec.core.url_to_fs(pattern, **storage_options)
-        found = fs.glob(inside)
-    except ImportError as error:
-        raise UserError(_lacking("files that match", path, error)) from error
-    except failures(ValueError, TypeError) as error:
-        raise UserError(
-            f"expected files that match {path}, got none that can be listed: {reason(error)}; "
-            "change data.source.path or storage_options"
-        ) from error
-    return sorted(fs.unstrip_protocol(match) if is_url(path) else match for match in found)
-
-
-def _is_there(path: str) -> bool:
-    """Return whether there is a file or folder. Raises UserError for anything else: opening a pipe would block forever."""
-    try:
-        mode = os.stat(path).st_mode if path else 0
-    except FileNotFoundError:
-        return False
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"expected a file or folder, got {path[:200]!r}: {reason(error)}; change data.source.path"
-        ) from error
-    if path and not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise UserError(f"expected a file or folder, got {path!r}, a pipe, socket or device; change data.source.path")
-    return bool(path)
-
-
-def _near(path: str) -> str:
-    if is_url(path) or not path:
-        return "; change data.source.path"
-    parent = Path(path).parent
-    while not parent.is_dir() and parent != parent.parent:
-        parent = parent.parent
-    try:
-        names = sorted(entry.name for entry in parent.iterdir())
-    except OSError:  # an error while looking for a hint must not hide the original one
-        return "; change data.source.path"
-    close = difflib.get_close_matches(Path(path).name, names, n=3, cutoff=0.4) or names[:5]
-    return f"; {parent} has {', '.join(close)}" if close else f"; {parent} is empty"
-
-
 def open_files(
     config: FileConfig, open_one: Callable[[str], xr.Dataset], expected: str, index: bool = False
 ) -> xr.Dataset:
@@ -369,14 +240,9 @@ def _open(path: str, open_one: Callable[[str], xr.Dataset], expected: str) -> xr
     try:
         return open_one(path)
     except ImportError as error:
-        raise UserError(_lacking(expected, path, error)) from error
+        raise UserError(lacking(expected, path, error)) from error
     except failures(ValueError, KeyError, RuntimeError, TypeError) as error:
         raise UserError(f"expected {expected}, got {path}, which does not open: {reason(error)}") from error
-
-
-def _lacking(expected: str, path: str, error: ImportError) -> str:
-    """Return the message about a package that fsspec or xarray needs for a URL and that is not installed."""
-    return f"expected {expected}, got {path}: {error}; pip install 'credit-like[cloud]', or change data.source.path"
 
 
 class _File:
@@ -435,7 +301,7 @@ def _options(config: FileConfig) -> str:
     """Return everything on which the dimensions and times of the files depend besides the files."""
     paths = [config.path] if isinstance(config.path, str) else config.path
     regrid: list[str] = []
-    if config.regrid is not None and config.regrid.weights is not None and _is_there(config.regrid.weights):
+    if config.regrid is not None and config.regrid.weights is not None and is_there(config.regrid.weights):
         found = os.stat(config.regrid.weights)
         regrid = [str(found.st_size), str(found.st_mtime_ns), str(found.st_ctime_ns)]
     if config.regrid is not None and config.regrid.like is not None:
@@ -736,7 +602,7 @@ def _regridded(dataset: xr.Dataset, config: FileConfig, path: str) -> xr.Dataset
     if asked is None or not {"latitude", "longitude"} <= set(dataset.dims):
         return dataset
     if asked.weights is not None:
-        if not _is_there(asked.weights):
+        if not is_there(asked.weights):
             raise UserError(f"expected a file of weights, got {asked.weights!r}; change data.source.regrid.weights")
         stored = read_weights(asked.weights)
         shape = (dataset.sizes["latitude"], dataset.sizes["longitude"])
@@ -751,7 +617,7 @@ def _regridded(dataset: xr.Dataset, config: FileConfig, path: str) -> xr.Dataset
 
 def _grid_of(path: str) -> Grid:
     """Return the grid of a file or store."""
-    if not _is_there(path):
+    if not is_there(path):
         raise UserError(f"expected a file or store with the grid, got {path!r}; change data.source.regrid.like")
     is_store = Path(path).is_dir()
     with xr.open_zarr(path, decode_cf=False, consolidated=False, chunks=None) if is_store else open_lazily(path) as raw:

@@ -26,9 +26,10 @@ from xarray.core import indexing
 
 from credit_like.data.files.chunks import ChunkedArray, layout_of
 from credit_like.data.files.direct import DirectArray, Spans
+from credit_like.data.files.find import is_url
 from credit_like.data.files.reduced import regular_rows
 from credit_like.data.sources._cache import Cache, remote
-from credit_like.data.sources._files import FileConfig, is_url, open_files
+from credit_like.data.sources._files import FileConfig, open_files
 from credit_like.errors import UserError
 
 _ON_LEVEL = re.compile(r"(.+)_(\d+)")

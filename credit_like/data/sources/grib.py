@@ -18,9 +18,10 @@ from pydantic import Field
 from xarray.core import indexing
 
 from credit_like.data.files.direct import DirectArray, Spans, direct
+from credit_like.data.files.find import find_files, is_url
 from credit_like.data.sources import _grib_files
 from credit_like.data.sources._conventions import PERIOD, RepeatedTimes
-from credit_like.data.sources._files import FileConfig, canonical, find_files, is_url
+from credit_like.data.sources._files import FileConfig, canonical
 from credit_like.data.sources._grib_files import Geometries, Geometry, Message
 from credit_like.data.sources._spectral import Synthesis
 from credit_like.errors import UserError

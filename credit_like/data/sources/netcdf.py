@@ -8,9 +8,10 @@ from typing import Literal
 import xarray as xr
 
 from credit_like.data.files import netcdf_files
+from credit_like.data.files.find import is_url
 from credit_like.data.files.remote_netcdf import open_remote
 from credit_like.data.sources._cache import Cache, copies
-from credit_like.data.sources._files import INDEXED, FileConfig, is_url, open_files
+from credit_like.data.sources._files import INDEXED, FileConfig, open_files
 
 
 class Config(FileConfig):

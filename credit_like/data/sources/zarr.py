@@ -10,9 +10,10 @@ import zarr
 from xarray.core import indexing
 
 from credit_like.data.files.chunks import ChunkedArray, layout_of
+from credit_like.data.files.find import is_url
 from credit_like.data.files.remote import RemoteStore
 from credit_like.data.sources._cache import Cache, remote
-from credit_like.data.sources._files import FileConfig, is_url, open_files
+from credit_like.data.sources._files import FileConfig, open_files
 
 
 class Config(FileConfig):

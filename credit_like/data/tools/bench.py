@@ -28,10 +28,10 @@ import zarr
 from numpy.typing import NDArray
 
 from credit_like import registry
+from credit_like.data.files.find import find_files, is_url
 from credit_like.data.files.netcdf_files import File
 from credit_like.data.loading.loader import Loader
 from credit_like.data.loading.windows import Windows
-from credit_like.data.sources._files import find_files, is_url
 from credit_like.data.store import open_store
 from credit_like.data.times import seconds
 from credit_like.errors import UserError

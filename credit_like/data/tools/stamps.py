@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 
-from credit_like.data.sources._files import find_files, is_url
+from credit_like.data.files.find import find_files, is_url
 from credit_like.data.store import FieldStore
 from credit_like.errors import UserError
 from credit_like.variables import Variables
