@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from credit_like.checkpoint.files import remove
@@ -69,6 +69,7 @@ def _clear(save_loc: Path, statistics: bool, forecasts: bool) -> None:
     made += (save_loc / "hang").glob("rank-*.txt")
     made += save_loc.glob("memory-rank-*.pickle")
     if forecasts:
+        _set_aside(save_loc / "forecasts" / "forecast.zarr")
         made += [path for pattern in _FORECASTS for path in (save_loc / "forecasts").glob(pattern)]
     if statistics:
         made += [save_loc / "statistics.nc", *_drafts(save_loc, "statistics.nc")]
@@ -81,6 +82,14 @@ def _clear(save_loc: Path, statistics: bool, forecasts: bool) -> None:
         folder = save_loc / name
         if folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):
             folder.rmdir()
+
+
+def _set_aside(store: Path) -> None:
+    """Rename a zarr store before it is removed piece by piece: who reads it would take missing pieces for missing values."""
+    removed = store.with_name(f"{store.name}.removed.part")
+    remove(removed)
+    with suppress(FileNotFoundError):
+        store.rename(removed)
 
 
 def _drafts(folder: Path, name: str) -> list[Path]:

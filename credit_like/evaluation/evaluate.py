@@ -26,7 +26,7 @@ from credit_like.data.aliases import find
 from credit_like.data.store import FieldStore
 from credit_like.data.times import Times
 from credit_like.derive.fields import PL
-from credit_like.errors import UserError
+from credit_like.errors import RunError, UserError
 from credit_like.evaluation.climatology import Climatology, climatology_times, fit_climatology, load_climatology
 from credit_like.evaluation.collect import VECTORS, Collected
 from credit_like.evaluation.derived import forecast_files, scored_variables
@@ -50,7 +50,7 @@ from credit_like.evaluation.sources import (
 )
 from credit_like.evaluation.thresholds import event_labels, event_thresholds
 from credit_like.naming import counted, hours_text
-from credit_like.outputs import begins_with, check_own
+from credit_like.outputs import begins_with, check_own, folder_identity
 from credit_like.schema.experiment import Experiment
 from credit_like.variables import Variable, Variables
 
@@ -164,12 +164,14 @@ def evaluate(
     initial time as `<variable>_by_init` (source, statistic, init_time, region, lead_time[, level]), and, if the section
     requests them, bounds of 95 % from bootstrapping the initial times as metrics `<name>_low` and `<name>_high`. Warns of
     forecasts that are not finite everywhere, and of leads for which the truth lacks valid times. Raises UserError for
-    forecasts, baselines or metrics that do not fit the truth.
+    forecasts, baselines or metrics that do not fit the truth, and RunError where forecasts are replaced meanwhile.
     """
     section = experiment.evaluation
     with registry.searching(experiment.plugins):
         metrics = possible_metrics({name: registry.module("metric", name) for name in section.metrics}, truth.grid)
     truth = in_order_of(training.grid, truth)
+    read = (*([] if isinstance(forecasts, xr.Dataset) else [forecasts]), *section.baselines.values())
+    stores = {path: folder_identity(Path(path)) for path in read}
     model = _files(forecasts, truth, "the forecasts")
     scored = _scored(variables, model)
     others, published = open_baselines(section.baselines, truth)
@@ -192,6 +194,12 @@ def evaluate(
             gaps.add(name, block.variable.name, block.init, block.first_lead, fractions)
         if progress is not None:
             progress(done, len(blocks))
+    for path, store in stores.items():
+        if folder_identity(Path(path)) != store:  # zarr takes chunks that are not there for missing values
+            raise RunError(
+                f"expected forecasts that stay in {path} while they are scored, got others or none there now; run "
+                "`credit-like evaluate` again once they are complete"
+            )
     for message in gaps.messages():
         _LOG.warning("%s", message)
     result = collected.dataset(section.bootstrap, experiment.seed)

@@ -190,6 +190,19 @@ def test_forecasts_that_begin_during_a_removal_stay(run, monkeypatch) -> None:
     assert not (run / "checkpoints" / "step-2").exists()
 
 
+def test_a_store_is_renamed_before_it_is_removed_piece_by_piece(run, monkeypatch) -> None:
+    forecasts, seen, rmtree = run / "forecasts", [], shutil.rmtree
+
+    def removing(path, *arguments, **options):
+        seen.append((path.name, (forecasts / "forecast.zarr").exists()))
+        rmtree(path, *arguments, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", removing)
+    clear_run(run, force=True)
+    assert ("forecast.zarr.removed.part", False) in seen
+    assert not forecasts.exists()
+
+
 def test_an_interrupted_removal_can_be_repeated(run, monkeypatch) -> None:
     """Stopped after any number of removals, and also after the last one, the folder still counts as a run."""
     import shutil

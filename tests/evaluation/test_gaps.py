@@ -8,7 +8,8 @@ import xarray as xr
 from world import forecasts_of_truth, make_context, make_data, make_experiment
 
 from credit_like.data.store import open_store
-from credit_like.evaluation.evaluate import evaluate
+from credit_like.errors import RunError
+from credit_like.evaluation.evaluate import Scorer, evaluate
 from credit_like.evaluation.results import load_results, save_results
 from credit_like.naming import times_text
 
@@ -53,6 +54,26 @@ def test_forecasts_without_any_value_are_named(world, caplog):
     (message,) = warnings(caplog)
     assert message.startswith("model has no finite values at up to 100 % of the points, from 3 of 3 initial times")
     assert ", in sp;" in message
+
+
+@pytest.mark.parametrize("name", ["model", "other"])
+def test_forecasts_that_are_removed_while_they_are_scored_have_no_scores(world, tmp_path, monkeypatch, name):
+    """By `--fresh --force`, say; zarr takes what is not there for missing values."""
+    experiment, dataset, store, variables = world
+    for each in ("model", "other"):
+        dataset.to_zarr(tmp_path / f"{each}.zarr", zarr_format=2)
+    section = experiment.evaluation.model_copy(update={"baselines": {"other": str(tmp_path / "other.zarr")}})
+    score = Scorer.score
+
+    def removed_first(scorer, block, inits):
+        (tmp_path / f"{name}.zarr").exists() and (tmp_path / f"{name}.zarr").rename(tmp_path / "removed")
+        return score(scorer, block, inits)
+
+    monkeypatch.setattr(Scorer, "score", removed_first)
+    with pytest.raises(RunError, match=rf"expected forecasts that stay in .*{name}\.zarr while they are scored"):
+        evaluate(
+            experiment.model_copy(update={"evaluation": section}), tmp_path / "model.zarr", store, store, variables
+        )
 
 
 def test_leads_that_a_baseline_does_not_have_are_no_gap(world, caplog, tmp_path):
