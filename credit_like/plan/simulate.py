@@ -108,6 +108,7 @@ class _NoData:
     def __init__(self, grid: Grid, variables: Variables) -> None:
         self.grid, self.variables = grid, variables
         self.seconds = np.zeros(1, np.int64)
+        self.other_sums: dict[str, int] = {}
 
     def static(self, rows: slice = slice(None), columns: slice = slice(None)) -> Fields:
         size = len(self.grid.latitude[rows]), len(self.grid.longitude[columns])
