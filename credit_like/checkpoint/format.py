@@ -19,6 +19,7 @@ only way to write it, so that a change to any byte is noticed.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -324,6 +325,10 @@ class Reader:
             values: Tensor = self._open[file].get_slice(key)[source] if source else self._open[file].get_tensor(key)
         except (SafetensorError, OSError) as error:
             raise unreadable(path, error) from error
+        except RuntimeError as error:  # of torch, which opens the file by its name once more
+            if path.exists():
+                raise
+            raise unreadable(path, FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))) from error
         return values
 
 

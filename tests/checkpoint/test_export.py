@@ -177,6 +177,20 @@ def test_what_a_training_prunes_before_it_is_read_is_not_exported(run, tmp_path,
     assert load_export(out).metadata["checkpoint"]["step"] == 6
 
 
+def test_what_a_training_prunes_once_its_file_is_open_is_not_exported(run, tmp_path, monkeypatch) -> None:
+    """safetensors has torch open it by its name once more."""
+    copy, real = tmp_path / "run", torch.UntypedStorage.from_file
+    shutil.copytree(run, copy)
+
+    def removed_first(path, **options):
+        shutil.rmtree(copy / "checkpoints" / "step-9", ignore_errors=True)
+        return real(path, **options)
+
+    monkeypatch.setattr(torch.UntypedStorage, "from_file", removed_first)
+    out = export(copy, tmp_path / "model.safetensors")
+    assert load_export(out).metadata["checkpoint"]["step"] == 6
+
+
 def test_a_source_that_a_training_prunes_before_it_is_named_is_said(run, tmp_path) -> None:
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
