@@ -51,7 +51,9 @@ def shows_a_run(folder: str | Path) -> bool:
 
 def has_checkpoints(folder: str | Path) -> bool:
     """Return whether a run in a folder has saved a checkpoint, intact or not."""
-    return any((Path(folder) / "checkpoints").glob("step-*"))
+    with suppress(FileNotFoundError):  # `--fresh --force` may remove it at any moment
+        return any((Path(folder) / "checkpoints").glob("step-*"))
+    return False
 
 
 def state_of(folder: str | Path) -> str | None:

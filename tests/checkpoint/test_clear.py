@@ -203,6 +203,19 @@ def test_a_store_is_renamed_before_it_is_removed_piece_by_piece(run, monkeypatch
     assert not forecasts.exists()
 
 
+def test_a_run_that_is_removed_while_its_checkpoints_are_looked_for_has_none(run, monkeypatch) -> None:
+    is_dir = Path.is_dir
+
+    def removed_then(path):
+        found = is_dir(path)
+        if path == run / "checkpoints":
+            shutil.rmtree(path, ignore_errors=True)
+        return found
+
+    monkeypatch.setattr(Path, "is_dir", removed_then)
+    assert not places.has_checkpoints(run)
+
+
 def test_an_interrupted_removal_can_be_repeated(run, monkeypatch) -> None:
     """Stopped after any number of removals, and also after the last one, the folder still counts as a run."""
     import shutil
