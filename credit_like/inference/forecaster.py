@@ -156,6 +156,11 @@ class Forecaster:
         first = self.variables.role("prognostic")[0]
         main = next((i for i, d in enumerate(datasets) if _has_variable(first, [d])), None)
         unknown = [v for v in self.variables.role("diagnostic") if not _has_variable(v, datasets)]
+        if main is not None and "time" not in datasets[main].indexes:
+            raise UserError(
+                f"expected times of {first.name} in {places[main]}, got no axis `time` with coordinates; keep it where one time is "
+                "selected, as with `isel(time=[0])`"
+            )
         if main is not None and unknown:
             axes = {axis: datasets[main][axis] for axis in ("time", "latitude", "longitude")}
             shape = (len(axes["time"]), sum(map(len, unknown)), self.grid.height, self.grid.width)

@@ -107,6 +107,16 @@ def test_diagnostics_need_not_be_there_under_their_name_in_the_files(run):
     np.testing.assert_array_equal(less["precipitation"].values, whole["precipitation"].values)
 
 
+def test_a_data_set_without_times_is_refused(run):
+    """One time that was selected has no axis of times; nor must it matter that a diagnostic variable is not there."""
+    _, dataset, path = run
+    forecaster = load_forecaster(path)
+    for lacking in (dataset.isel(time=0), dataset.drop_vars("time")):
+        for data in (lacking, lacking.drop_vars("precipitation")):
+            with pytest.raises(UserError, match=r"expected times of u in the data set given, got no axis `time`.*isel"):
+                list(forecaster(data, INIT[0], 1))
+
+
 def test_files_of_variables_of_their_own_are_those_of_the_training_alone(tmp_path):
     data = netcdf_files.load(make_data(tmp_path / "data.nc"))
     netcdf_files.save(data[["sst"]], tmp_path / "sst.nc")
