@@ -6,7 +6,7 @@ Within a role, variables on levels (all levels of a variable together) come befo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -127,6 +127,19 @@ class Variables:
         for variable in variables:
             result[variable.name] = slice(start, start + len(variable))
             start += len(variable)
+        return result
+
+    @staticmethod
+    def told_apart_by_files(variables: Iterable[Variable]) -> list[str]:
+        """Return the names in the files that belong to several variables, which only their `path` tells apart, not their levels."""
+        of_name: dict[str, list[Variable]] = {}
+        for variable in variables:
+            of_name.setdefault(variable.spec.var or variable.name, []).append(variable)
+        result = []
+        for name, those in of_name.items():
+            levels = [level for v in those for level in v.levels or v.spec.levels or (None,)]
+            if len({v.spec.path for v in those}) > 1 and (None in levels or len(set(levels)) < len(levels)):
+                result.append(name)
         return result
 
     @staticmethod

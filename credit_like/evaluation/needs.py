@@ -154,6 +154,12 @@ def _open_own(experiment: Experiment, store: FieldStore, derivation: Derivation 
     other = {role: getattr(data, role).model_copy(update=nothing) for role in ("dynamic_forcing", "static")}
     data = data.model_copy(update={"source": experiment.evaluation.truth, **scored, **other})
     wanted = {variable.name: store.attrs(variable).get("units", "") for variable in Variables(data).outputs}
+    of_data = Variables(experiment.data).outputs
+    if same := Variables.told_apart_by_files(variable for variable in of_data if variable.name in wanted):
+        raise UserError(
+            "evaluation.truth: expected variables that have names of their own in the files, got several that are "
+            f"{same[0]} in different files of the data; remove it, or choose one of them in inference.output.variables"
+        )
     try:
         truth = _open_in_units(data, wanted)
     except StoreError as error:

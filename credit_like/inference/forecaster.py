@@ -177,11 +177,9 @@ class Forecaster:
 
     def _refuse_the_same_names(self) -> None:
         """Raise UserError where variables that the model reads are told apart by the files of its training alone."""
-        paths: dict[str, set[str | None]] = {}
-        for role in ("prognostic", "dynamic_forcing", "static"):
-            for variable in Variables(self.experiment.data).role(role):
-                paths.setdefault(variable.spec.var or variable.name, set()).add(variable.spec.path)
-        if same := [name for name, found in paths.items() if len(found) > 1]:
+        of_training = Variables(self.experiment.data)
+        read = [v for role in ("prognostic", "dynamic_forcing", "static") for v in of_training.role(role)]
+        if same := Variables.told_apart_by_files(read):
             raise UserError(
                 f"expected a model whose variables have names of their own in the files, got several that are "
                 f"{same[0]} in different files of the training; train with files in which they have different names"

@@ -284,6 +284,36 @@ def test_the_truth_of_a_variable_with_a_file_of_its_own_is_that_of_the_truth(wor
     np.testing.assert_array_equal(truth.read([sp], [3]), store.read([store.variables["sp"]], [3]) + 100)
 
 
+def test_variables_that_only_their_files_tell_apart_have_no_other_truth(world, tmp_path):
+    """The truth would have one field for both; where levels tell them apart, it has each."""
+    experiment, store, _, _ = world
+    own = xr.load_dataset(experiment.data.source[0].path)
+    own.to_netcdf(tmp_path / "truth.nc")
+    tree = with_truth(experiment, tmp_path / "truth.nc").to_dict()
+    first, second = ({"var": "sp", "path": str(tmp_path / f"{name}.nc")} for name in ("first", "second"))
+    tree["data"]["prognostic"]["surface"] = [{"name": "sp", **first}, {"name": "other", **second}]
+    for path in (first["path"], second["path"]):
+        own[["sp"]].to_netcdf(path)
+    apart = type(experiment).model_validate(tree)
+    opened = open_store(apart.data, Variables(apart.data))
+    with pytest.raises(UserError, match=r"^evaluation.truth: expected .* several that are sp in different files"):
+        open_truth(apart, opened)
+    tree["inference"]["output"]["variables"] = ["sp"]
+    alone = open_truth(type(experiment).model_validate(tree), opened)
+    np.testing.assert_array_equal(alone.read([alone.variables["sp"]], [3]), store.read([store.variables["sp"]], [3]))
+    opened.close()
+
+
+def test_variables_of_different_levels_are_told_apart_by_these(world):
+    tree = world[0].to_dict()
+    on_level = [{"name": f"z{level}", "var": "z", "levels": [level], "path": f"{level}.nc"} for level in (500, 850)]
+    tree["data"]["prognostic"]["surface"] = on_level
+    variables = [v for v in Variables(type(world[0]).model_validate(tree).data).outputs if v.spec.var == "z"]
+    assert len(variables) == 2
+    assert Variables.told_apart_by_files(variables) == []
+    assert Variables.told_apart_by_files([*variables, variables[0]]) == ["z"]
+
+
 def test_scores_do_not_depend_on_the_units_of_the_truth(world, tmp_path):
     experiment, store, variables, forecasts = world
     own = xr.load_dataset(experiment.data.source[0].path)
