@@ -34,7 +34,7 @@ def many_kills(
     return total
 
 
-@pytest.mark.parametrize(("world", "data"), [(1, "none"), (2, "fsdp2")])
+@pytest.mark.parametrize(("world", "data"), [(1, "none"), pytest.param(2, "fsdp2", marks=pytest.mark.slow)])
 def test_a_few_kills_leave_the_run_bitwise_as_if_never_interrupted(tmp_path, world, data, monkeypatch) -> None:
     monkeypatch.setenv("PAUSE", "0.005")
     many_kills(tmp_path, world, data, kills=4, within=1.0)

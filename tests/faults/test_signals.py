@@ -108,6 +108,7 @@ def _under_a_jumping_clock(rank, world, port, save_loc, section) -> int:
     return harness._train(rank, world, port, save_loc, section)
 
 
+@pytest.mark.slow
 def test_a_clock_that_jumps_changes_nothing(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("PAUSE", "0.02")
     section = {**SECTION, "checkpoint": {"every": 4, "keep": 2}}

@@ -71,9 +71,7 @@ LAYOUTS = {
     ("layout", "output", "ensemble", "derived"),
     [
         *(
-            pytest.param(
-                layout, "zarr", ENSEMBLE, DERIVED, marks=[pytest.mark.slow] * (layout in ("ddp", "tensor", "columns"))
-            )
+            pytest.param(layout, "zarr", ENSEMBLE, DERIVED, marks=[pytest.mark.slow] * (layout != "domain"))
             for layout in LAYOUTS
         ),
         pytest.param("domain", "netcdf", ENSEMBLE, DERIVED, marks=pytest.mark.slow),

@@ -204,6 +204,7 @@ def compare(forecasts):
             np.testing.assert_allclose(other[variable], serial[variable], rtol=0, atol=2e-6 * scale, err_msg=variable)
 
 
+@pytest.mark.slow
 def test_forecasts_of_layouts(run_ranks, shared):
     compare(_forecasts(run_ranks, *shared, [SERIAL, Case(1, 1, 2)]))
 

@@ -41,6 +41,7 @@ def rows_of(folder, *overrides):
 FIRST, SECOND = "correction/clip/column_water", "correction/clip 2/precipitation"
 
 
+@pytest.mark.slow
 def test_a_correction_begins_after_its_epochs_and_is_logged(tmp_path):
     late = rows_of(tmp_path / "late", CLIPS % 1)
     assert [(FIRST in row, SECOND in row) for row in late if "loss" in row] == [(False, True)] * 2 + [(True, True)] * 2

@@ -211,6 +211,7 @@ def derived(tmp_path_factory):
     return with_monitor(experiment, lead=2)
 
 
+@pytest.mark.slow
 def test_derived_fields_are_scored_as_by_evaluate(derived):
     import world
 
