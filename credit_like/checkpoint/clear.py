@@ -40,9 +40,8 @@ def clear_run(save_loc: Path, force: bool, statistics: bool = True) -> None:
             f"save_loc: expected an empty folder for --fresh, got {save_loc} with a run in it; add --force to remove it"
         )
     try:
-        forecasts = _is_ours(
-            save_loc / "forecasts"
-        )  # once: those that a rollout begins meanwhile are not locked, and stay
+        # Looked for once: those that a rollout begins meanwhile are not locked, and stay.
+        forecasts = _is_ours(save_loc / "forecasts")
         with RunLock(save_loc), _forecasts_lock(save_loc / "forecasts") if forecasts else nullcontext():
             _clear(save_loc, statistics, forecasts)
     except OSError as error:

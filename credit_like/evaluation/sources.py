@@ -401,6 +401,5 @@ def in_order_of(grid: Grid, truth: FieldStore) -> FieldStore:
     columns = match(grid.longitude % 360, truth.grid.longitude % 360, "longitude", what)
     if rows == [*range(len(rows))] and columns == [*range(len(columns))]:
         return truth
-    return truth.in_order(
-        grid, *map(np.argsort, (rows, columns))
-    )  # the inverse: where each of the grid's is in the truth
+    # The inverse: where each row and column of the grid is in the truth.
+    return truth.in_order(grid, np.argsort(rows), np.argsort(columns))

@@ -68,7 +68,7 @@ def _remark_on_others(source: Document, at: Keys) -> None:
     ):
         if used(value := source.get(*at, key)):
             source.remark((*at, key), meaning, covered=key == "normalize_weights")
-        elif value is not None and key.startswith("use_"):  # then its parameters say nothing either
+        elif value is not None and key.startswith("use_"):  # then its parameters have no effect
             for part in ("spectral_lambda_reg", "spectral_wavenum_init"):
                 source.get(*at, part)
 

@@ -16,12 +16,10 @@ import credit_like.models
 import credit_like.nn
 from credit_like import ops
 from credit_like.nn.layer import Layer, is_shard_unit
-from credit_like.nn.noise import Noise
 from credit_like.parallel.fsdp2 import shard_units
 from tests.largest import largest
+from tests.parallel.domain.test_noise import DECODER, KEYS, NORMS, with_noise
 
-DECODER = {"channels": 3}
-NORMS = {"channels": 3, "type": "conditional-norm", "correlation": 0.3}
 KINDS = [
     ("CrossEmbed", {}),
     ("TransformerLayer", {}),
@@ -47,25 +45,17 @@ def test_every_kind_of_unit_is_listed():
     assert units == {name for name, _ in KINDS}
 
 
-def _model(tiny, changes):
-    model = tiny.model(**changes)
-    for module in model.modules():
-        if isinstance(module, Noise):
-            module.weight.data.normal_(std=0.2, generator=torch.Generator().manual_seed(module.level))
-    return model
-
-
 def _results(tiny, model, changes):
     x, target = tiny.batch(2)
-    y = model(x, **({"key_B": torch.tensor([11, -12])} if "noise" in changes else {}))
+    y = model(x, **({"key_B": KEYS} if "noise" in changes else {}))
     tiny.loss(y, target).backward()
     return [y.detach(), *(parameter.grad for parameter in model.parameters())]
 
 
 def _error(_rank, tiny, name, changes):
     with ops.cpu.policy.disabled():  # the forms of operations that are compiled for GPUs
-        expected = _results(tiny, _model(tiny, changes), changes)
-        model = _model(tiny, changes)
+        expected = _results(tiny, with_noise(tiny.model(**changes)), changes)
+        model = with_noise(tiny.model(**changes))
         unit = next(unit for unit in shard_units(model) if type(unit).__name__ == name)
         assert is_shard_unit(unit)
         unit.compile(fullgraph=True, dynamic=False)

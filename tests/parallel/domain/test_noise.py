@@ -21,12 +21,16 @@ DECODER = {"channels": 3}
 NORMS = {"channels": 3, "type": "conditional-norm", "correlation": 0.3}
 
 
-def _model(tiny, noise, width=24):
-    model = tiny.model(width=width, noise=noise)
+def with_noise(model):
+    """Return a model whose layers of noise, which are the identity at first, have weights."""
     for module in model.modules():
         if isinstance(module, Noise):
             module.weight.data.normal_(std=0.2, generator=torch.Generator().manual_seed(module.level))
     return model
+
+
+def _model(tiny, noise, width=24):
+    return with_noise(tiny.model(width=width, noise=noise))
 
 
 def _run(tiny, model, x, target, rows=slice(None), columns=slice(None)):
