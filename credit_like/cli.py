@@ -12,14 +12,15 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+from typer.main import get_command
 
 from credit_like.errors import UserError, known_message, reason
 from credit_like.processes import end_with, open_standard_streams
@@ -69,11 +70,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 # The parent is torchrun's agent: a scheduler that kills the agent's session does not kill this process.
                 end_with(os.getppid())
             _check_current_folder()
-            app(arguments, prog_name="credit-like")
+            _command()(arguments, prog_name="credit-like")
     except SystemExit as end:
         if isinstance(end.__context__, typer.Exit) and end.code == _INTERRUPTED:  # from Ctrl-C, by way of typer
             typer.echo("interrupted; run the same command again to continue or repeat the work", err=True)
         raise
+
+
+@cache
+def _command() -> Callable[..., Any]:
+    """Return the command line; cached, because the parameters of all commands are inspected, which takes 0.1 s."""
+    return get_command(app)
 
 
 def _check_current_folder() -> None:

@@ -209,6 +209,7 @@ def _modules(package: str, folders: Iterable[str]) -> dict[str, str]:
     return {name.replace("_", "-"): f"{package}.{name}" for name in found if name[0] != "_"}
 
 
+@cache
 def _ours(kind: str) -> dict[str, str]:
     return _modules(KINDS[kind], importlib.import_module(KINDS[kind]).__path__)
 

@@ -252,8 +252,9 @@ def forecast(
     leads: int,
     *,
     history_len: int = 1,
+    amp: bool = False,
 ) -> Iterator[xr.Dataset]:
-    """Yield one forecast dataset per lead, with the initial times along `time`.
+    """Yield one forecast dataset per lead, with the initial times along `time`; with `amp`, computed in bfloat16.
 
     `init` are ISO times in the data. Fields are float32 in physical units, NaN at points without data. Nothing is written, and
     only one lead is in memory unless the caller keeps more. Raises UserError for a time that is not in the data.
@@ -271,7 +272,7 @@ def forecast(
         attrs={"Conventions": "CF-1.11"},
     )
     stepper.eval()
-    for lead, state in rollout(stepper, store, variables, positions, leads, history_len=history_len):
+    for lead, state in rollout(stepper, store, variables, positions, leads, history_len=history_len, amp=amp):
         dataset = xr.Dataset(coords=layout.coordinates().coords, attrs=dict(layout.attrs))
         dataset = dataset.assign_coords(
             prediction_timedelta=[np.timedelta64(lead * store.step_seconds, "s").astype("timedelta64[ns]")]

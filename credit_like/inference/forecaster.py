@@ -30,7 +30,7 @@ from credit_like.data.statistics import Statistics
 from credit_like.data.store import FieldStore, StoreError, open_store
 from credit_like.errors import UserError
 from credit_like.grid import Grid, turn
-from credit_like.inference.forecast import forecast
+from credit_like.inference.forecast import computes_in_bfloat16, forecast
 from credit_like.inference.times import refuse_gaps
 from credit_like.naming import hours_text, units_text
 from credit_like.parallel.runtime import Runtime
@@ -102,7 +102,8 @@ class Forecaster:
 
         `dataset`, or several together, hold the model's prognostic, forcing and static variables under their own names or
         known aliases, over time, level, latitude, longitude, at the points and levels on which the model was trained, among
-        others or in another order; diagnostic variables are optional, and so are the static ones of a package. Points
+        others or in another order; diagnostic variables are optional, and so are the static ones of a package. The model
+        computes in the precision of `inference.amp`, by default that of training, as `credit-like rollout` does. Points
         missing at the first initial time are treated as points without data. Raises UserError for an absent variable,
         level, time or grid, and for a gap in time among what a forecast reads. Only one lead is in memory unless the caller
         keeps more.
@@ -119,7 +120,8 @@ class Forecaster:
         data = self.experiment.data
         refuse_gaps([store.index(time) for time in times], store, data, leads, data.history_len - 1, key="")
         stepper = self.context(store, times[0]).stepper
-        return forecast(stepper, store, self.variables, times, leads, history_len=data.history_len)
+        amp = computes_in_bfloat16(self.experiment)
+        return forecast(stepper, store, self.variables, times, leads, history_len=data.history_len, amp=amp)
 
     def context(self, store: FieldStore, init: str) -> Context:
         """Return the context of forecasts from `store`: the model with its normalisation, corrections and noise.

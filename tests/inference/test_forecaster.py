@@ -86,6 +86,21 @@ def test_three_lines_give_what_the_run_gives(run):
     assert [int(one["prediction_timedelta"][0] / np.timedelta64(1, "h")) for one in found] == [6, 12, 18]
 
 
+def test_the_precision_is_that_of_the_experiment(run):
+    """Under `trainer.amp`, forecasts of `credit-like rollout` are computed in bfloat16."""
+    _, dataset, path = run
+    forecaster = load_forecaster(path)
+    in_single = next(forecaster(dataset, init=INIT, leads=1))
+    trainer = forecaster.experiment.trainer.model_copy(update={"amp": True})
+    forecaster.experiment = forecaster.experiment.model_copy(update={"trainer": trainer})
+    found = next(forecaster(dataset, init=INIT, leads=1))
+    store = forecaster.open(dataset)
+    stepper = forecaster.context(store, INIT[0]).stepper
+    xr.testing.assert_identical(found, next(forecast(stepper, store, forecaster.variables, INIT, 1, amp=True)))
+    error = abs(found - in_single).max() / in_single.std()
+    assert all(0 < error[name] < 0.05 for name in ("u", "v", "height"))
+
+
 def test_diagnostics_need_not_be_there(run):
     _, dataset, path = run
     forecaster = load_forecaster(path)
