@@ -9,7 +9,6 @@ import datetime as dt
 import itertools
 import json
 import math
-import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +30,7 @@ from credit_like.data.times import seconds, to_text
 from credit_like.errors import UserError
 from credit_like.grid import Grid
 from credit_like.models.wxformer import Config as WXFormer
-from credit_like.outputs import check_new
+from credit_like.outputs import check_new, process_name
 from credit_like.schema.base import format_duration
 from credit_like.variables import ROLES
 
@@ -106,7 +105,7 @@ def run(data: Sequence[str], output: Path) -> list[str]:
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", output.stem).strip("-") or "experiment"
     found = scan(data)
     text = propose(found, name)
-    draft = output.with_name(f".{output.name}.{os.getpid()}.part.yml")
+    draft = output.with_name(f".{output.name}.{process_name()}.part.yml")
     try:
         draft.write_text(text, encoding="utf-8")
         experiment, store, _ = checked_experiment(draft)
