@@ -78,9 +78,9 @@ class Loader:
         self.samples = self._epoch_samples(len(windows), global_batch_size, batches_per_epoch)
         self._sampler = _Fixed()
         self._num_workers, self._ahead, self._pin_memory = num_workers, prefetch_factor, pin_memory
-        self._loader: DataLoader[Any] | None = None
+        self._loader: _Loader | None = None
 
-    def _with_workers(self) -> DataLoader[Any]:
+    def _with_workers(self) -> _Loader:
         # Besides the batches read ahead and the one being read, the main process holds the current batch and the
         # previous one.
         size = size_of(self.windows.shapes(self.micro_batch_size))
@@ -113,6 +113,8 @@ class Loader:
 
     def close(self) -> None:
         """Stop the workers; the next `batches` starts new ones."""
+        if self._loader is not None:
+            self._loader.close()
         self._loader = None
 
     def __len__(self) -> int:
@@ -137,6 +139,8 @@ class Loader:
         wanted = self.indices(epoch)[start:]
         source = self._from_workers(wanted, epoch, start) if self._num_workers else self._from_thread(wanted)
         for sample in source:
+            if isinstance(sample, _Failure):
+                self.close()
             yield sample.unwrap() if isinstance(sample, _Failure) else sample
 
     def again(self, epoch: int, start: int, count: int) -> list[Sample]:
@@ -174,6 +178,7 @@ class Loader:
             try:
                 yield next(source)
             except RuntimeError as error:
+                self.close()
                 if "DataLoader worker (pid" not in str(error):  # it raised an error, which may be any
                     raise
                 at = self.windows.store.time_seconds(self.windows.starts[np.maximum(indices, 0)])
@@ -190,8 +195,20 @@ class _Loader(DataLoader[Any]):
         self.check_worker_number_rationality()
         return _Workers(self)
 
+    def close(self) -> None:
+        """End the workers.
+
+        After an error, whose traceback refers to them, they would otherwise be left to the garbage collector. That takes down
+        their queues first, so that torch cannot tell them to end and waits 5 s for each.
+        """
+        if isinstance(self._iterator, _Workers):
+            self._iterator.close()
+
 
 class _Workers(_MultiProcessingDataLoaderIter):
+    def close(self) -> None:
+        self._shutdown_workers()
+
     def __del__(self) -> None:
         # Without some of its attributes, where `__init__` failed, torch's method would print a traceback after the message.
         with suppress(AttributeError):

@@ -171,8 +171,10 @@ def test_sizes_that_do_not_fit(windows, more, message):
 def test_a_failed_read_comes_out_with_its_time_and_file(windows, tmp_path, num_workers):
     chunk = tmp_path / "store.zarr" / "t" / "c" / "9" / "0" / "0" / "0"
     chunk.write_bytes(chunk.read_bytes()[:30])
+    before = set(multiprocessing.active_children())
     with pytest.raises(ReadError, match=r"cannot read t at 2001-01-03T06:00:00 from .*store.zarr"):
         list(loader(windows, num_workers=num_workers).batches(0))
+    assert set(multiprocessing.active_children()) <= before
 
 
 def test_a_failed_read_beside_the_epoch_is_the_same_error(windows, tmp_path):
@@ -206,9 +208,11 @@ def test_an_error_of_a_worker_that_lives_keeps_its_kind(windows, monkeypatch, er
         raise error
 
     monkeypatch.setattr(Windows, "batch", fail)
+    before = set(multiprocessing.active_children())
     with pytest.raises(kind, match=message) as raised:
         list(loader(windows, num_workers=1).batches(0))
     assert raised.type is kind
+    assert set(multiprocessing.active_children()) <= before
     assert "in fail" in "".join(traceback.format_exception(raised.value))
 
 
