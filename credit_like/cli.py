@@ -49,7 +49,7 @@ Set = Annotated[
 
 _INTERRUPTED = 130
 _ON_RANKS = ("train", "rollout", "evaluate", "bench")
-"""The commands that several launched processes perform together; others are of one process, whatever launchers left behind."""
+"""The commands that several launched processes perform together; others ignore the variables of a launcher."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     open_standard_streams()
     for stream in (sys.stdout, sys.stderr):
-        # Of names of files and of units, a terminal may lack some characters.
+        # A terminal may not be able to show all characters in names of files and in units.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     command = next(iter(sys.argv[1:] if arguments is None else arguments), None)
@@ -123,7 +123,7 @@ class _OneMessage:
 
 
 def _is_of_command(trace: TracebackType) -> bool:
-    """Return whether an exit is that of a command or of typer, and not of a plug-in, which would pass for success."""
+    """Return whether a command or typer caused an exit, rather than a plug-in, whose exit must not be taken for success."""
     while trace.tb_next is not None:
         trace = trace.tb_next
     caller = trace.tb_frame.f_globals
@@ -133,7 +133,7 @@ def _is_of_command(trace: TracebackType) -> bool:
 def _of_several() -> bool:
     from credit_like.parallel.environment import read_environment
 
-    with suppress(UserError):  # which is then what is reported
+    with suppress(UserError):  # the command itself reports this error
         return read_environment().world > 1
     return False
 
@@ -141,13 +141,13 @@ def _of_several() -> bool:
 def _end_rank(error: BaseException, message: str | None, status: int) -> NoReturn:
     """Report the error if it was the first of all ranks, and end.
 
-    At once, without what an interpreter does at its end: it may wait for ranks that do not come any more.
+    The process ends without the usual finalisation of the interpreter, which may wait for ranks that have already ended.
     """
     from credit_like.parallel import blame
     from credit_like.parallel.environment import read_environment
 
     place = read_environment()
-    # Launchers end the others with the first: not before it has been heard.
+    # A launcher ends the other ranks when the first one ends, which must not happen before the reason is reported.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     cause, causes = blame.claim(blame.cause_of(error, place.rank, status), place)
     if cause.rank == place.rank:
@@ -197,7 +197,7 @@ def demo(
 ) -> None:
     """Train, forecast and score on built-in data.
 
-    It needs no download.
+    No download is needed.
     """
     from credit_like import demo as demonstration
     from credit_like.parallel.environment import forget_launcher
@@ -232,7 +232,7 @@ def check(
 ) -> None:
     """Check an experiment and its data.
 
-    Without problems, show what would be run.
+    If there are no problems, a summary of the run is printed.
     """
     from credit_like.check import checked_experiment
     from credit_like.check.describe import describe, print_table
@@ -267,7 +267,7 @@ def schema(
 def verify(file: File, set_: Set = None) -> None:
     """Compare every parallel layout with a single process.
 
-    The module or parameter where results begin to differ is named.
+    If results differ, the first module or parameter that differs is named.
     """
     one = "trainer.parallelism={data: none, tensor: 1, domain: 1, ensemble: 1, replicate: 1}"
     experiment = _experiment(file, [*(set_ or ()), one], world_size=1)
@@ -302,7 +302,7 @@ def preprocess(
         )
         return
     if band is not None and rechunk is None:
-        raise UserError("expected --band together with --rechunk, got it alone, add --rechunk or leave it out")
+        raise UserError("expected --band together with --rechunk, got --band alone, add --rechunk or leave --band out")
     from credit_like.schema.load import load_experiment
 
     experiment = load_experiment(file, set_ or ())
@@ -332,7 +332,7 @@ def bench_data(
 ) -> None:
     """Measure the speed of data loading.
 
-    It is compared with a loop that only reads and decodes the same chunks.
+    The loader is compared with a loop that only reads and decodes the same chunks.
     """
     experiment = _experiment(file, set_)
     from credit_like.data.tools.bench import bench_experiment, print_report
@@ -358,14 +358,14 @@ def train(
     fresh: Annotated[
         bool,
         typer.Option(
-            "--fresh", help="Start a new run, in an empty folder or with --force. Automatic restarts continue."
+            "--fresh", help="Start a new run in an empty folder, or with --force. Automatic restarts continue it."
         ),
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="With --fresh: remove the existing run first.")] = False,
 ) -> None:
     """Train a model, or continue the run in `save_loc`."""
     if force and not fresh:
-        raise UserError("expected --force together with --fresh, got it alone, add --fresh or leave it out")
+        raise UserError("expected --force together with --fresh, got --force alone, add --fresh or leave --force out")
     from credit_like.parallel.environment import read_environment
 
     experiment = _experiment(file, set_, read_environment().world, training=True, mode="train", fresh=fresh)
@@ -384,7 +384,7 @@ def rollout(
 ) -> None:
     """Compute forecasts with a trained model.
 
-    They begin at the times of `inference.init`.
+    The initial times are those of `inference.init`.
     """
     part, of = _share(share)
     experiment = _experiment(file, set_, forecasting=True, mode="rollout")
@@ -410,7 +410,7 @@ def forecast(
 ) -> None:
     """Forecast from analysis files with an exported model.
 
-    It needs neither an experiment file nor the folder of the run.
+    Neither the experiment file nor the folder of the run is needed.
     """
     from credit_like.inference.from_files import forecast_from_files
 
@@ -653,7 +653,7 @@ def runs(
     from credit_like.evaluation.compare import print_comparison, print_runs
 
     if html is not None and compare is None:
-        raise UserError("expected --html together with --compare, got it alone, add --compare or leave it out")
+        raise UserError("expected --html together with --compare, got --html alone, add --compare or leave --html out")
     if html is not None and compare is not None:
         from credit_like.evaluation.compare_page import write_comparison
 
@@ -718,7 +718,7 @@ def export(
     if package is not None:
         sys.exit(commands.export_package(save_loc, package, raw=raw, licence=licence))
     if licence is not None:
-        raise UserError("--licence: expected it with --package, got it with --output; remove it")
+        raise UserError("expected --licence together with --package, got it with --output; remove --licence")
     assert output is not None
     sys.exit(commands.export(save_loc, output, raw=raw))
 

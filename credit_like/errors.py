@@ -151,7 +151,7 @@ def of_another_rank(error: BaseException) -> str:
 def reading(what: str, path: object, advice: str) -> Iterator[None]:
     """Convert errors of a library that reads `path` to UserError; use it around calls into such libraries only.
 
-    The `advice` is for damaged content: what may not be read is named with its permissions instead.
+    The `advice` is for damaged content; for files without read permission, the message names the permissions instead.
     """
     try:
         yield

@@ -78,8 +78,8 @@ class FileLock:
                     file.close()
                     raise
                 log.warning(
-                    "%s: its file system has no locks (%s), so that nothing keeps a second job from writing to it; "
-                    "take care that only one runs there",
+                    "%s: its file system has no locks (%s), so a second job could write to it at the same time; "
+                    "make sure that only one runs there",
                     self.what, error.strerror,
                 )  # fmt: skip
                 break

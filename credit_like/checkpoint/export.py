@@ -170,7 +170,7 @@ def export(save_loc: Path, out: Path, weights: str = "ema", step: int | None = N
     if out.suffix != ".safetensors":
         raise UserError(f"expected an output file that ends in .safetensors, got {out}; change its name")
     if (out.parent / MANIFEST).exists():
-        raise UserError(f"expected an output file beside no checkpoint's own, got {out}; change its folder")
+        raise UserError(f"expected an output file outside the folder of a checkpoint, got {out}; change its folder")
     check_own("--output", out, "an earlier export", begins_with('"experiment": "'))
     check_own("--output", out.with_suffix(".md"), "the card of an earlier export", begins_with(_PURPOSE))
     checkpoint, tensors = _found_weights(Path(save_loc), weights, step)

@@ -331,7 +331,7 @@ def plan(source: Source, model: nn.Module, config: ModelConfig, channels: Channe
         )
     if not result.direct and not result.mapped:
         raise UserError(
-            f"start_from.path: expected weights of such a model, got {source.path}, of which no tensor fits; change it"
+            f"start_from.path: expected weights of this model, got {source.path}, in which no tensor fits it; change it"
         )
     result.notes += [f"not taken over: {problem}" for problem in problems]
     return result

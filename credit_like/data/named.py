@@ -46,7 +46,7 @@ def datasets(
             found[name] = xr.merge([found[name], made], compat="no_conflicts", join="outer")
         except xr.MergeError as error:
             raise UserError(
-                f"expected variables that have a name of their own in the files or are levels of one of them in the same units, "
+                f"expected variables with different names in the files, or levels of one variable in the same units, "
                 f"got several {name}, change `var` and the files"
             ) from error
     return list(found.values())

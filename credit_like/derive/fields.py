@@ -295,7 +295,7 @@ class Derivation:
                 raise UserError(
                     f"{self.key}.pressure_levels: expected pressures within the levels of {variable.name}, {low:g} to {high:g}, "
                     f"got {', '.join(f'{p:g}' for p in outside)}; both are in hPa: change them or convert the levels of the data, "
-                    "or set model_levels if data.levels are no pressures"
+                    "or set model_levels if data.levels are not pressures"
                 )
 
     def _require_the_same_levels(self, name: str) -> None:

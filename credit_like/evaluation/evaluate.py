@@ -197,7 +197,7 @@ def evaluate(
     for path, store in stores.items():
         if folder_identity(Path(path)) != store:  # zarr takes chunks that are not there for missing values
             raise RunError(
-                f"expected forecasts that stay in {path} while they are scored, got others or none there now; run "
+                f"expected the forecasts in {path} not to change while they are scored, got others or none; run "
                 "`credit-like evaluate` again once they are complete"
             )
     for message in gaps.messages():
@@ -359,7 +359,7 @@ def open_baselines(paths: Mapping[str, str], truth: FieldStore) -> tuple[dict[st
     for name, path in paths.items():
         if name in (MODEL, PERSISTENCE, CLIMATOLOGY):
             raise UserError(
-                f"evaluation.baselines: expected another name than {name}, which is always there, got it, change it"
+                f"evaluation.baselines: expected another name than {name}, which every evaluation uses itself, change it"
             )
         try:
             if is_results(Path(path)):

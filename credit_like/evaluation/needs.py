@@ -157,7 +157,7 @@ def _open_own(experiment: Experiment, store: FieldStore, derivation: Derivation 
     of_data = Variables(experiment.data).outputs
     if same := Variables.told_apart_by_files(variable for variable in of_data if variable.name in wanted):
         raise UserError(
-            "evaluation.truth: expected variables that have names of their own in the files, got several that are "
+            "evaluation.truth: expected variables with different names in the files, got several that are called "
             f"{same[0]} in different files of the data; remove it, or choose one of them in inference.output.variables"
         )
     try:

@@ -183,8 +183,8 @@ class Forecaster:
         read = [v for role in ("prognostic", "dynamic_forcing", "static") for v in of_training.role(role)]
         if same := Variables.told_apart_by_files(read):
             raise UserError(
-                f"expected a model whose variables have names of their own in the files, got several that are "
-                f"{same[0]} in different files of the training; train with files in which they have different names"
+                f"expected a model whose variables have different names in the files, got several that are called "
+                f"{same[0]} in different files of the training; train with files in which their names differ"
             )
 
     def _refuse_absent(self, datasets: Sequence[xr.Dataset], places: Sequence[str]) -> None:

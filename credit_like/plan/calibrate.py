@@ -423,8 +423,8 @@ def _of_gpu(machine: Machine, small: _Step, large: _Step) -> dict[str, Any]:
     launch = short / few
     if took < _UNHURRIED * many * launch:
         log.warning(
-            "a training step takes %.3g s, of which this host takes %.3g s to launch it: it does not tell how fast the device "
-            "computes, so that reached is assumed to be %g",
+            "a training step takes %.3g s, of which this host needs %.3g s to launch operations: the speed of the device cannot "
+            "be determined, and the fraction of the peak that is reached is assumed to be %g",
             took, many * launch, Machine.reached,
         )  # fmt: skip
         return {"launch": 1e6 * launch, "reached": Machine.reached}

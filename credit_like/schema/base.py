@@ -167,7 +167,9 @@ class Section(BaseModel):
         """Reject numbers in which models do not compute: torch refuses them in the middle of a step."""
         for number in _floats(value):
             if abs(number) > _LARGEST:
-                raise UserError(f"expected a number of at most {_LARGEST:g}, as single precision has, got {number:g}")
+                raise UserError(
+                    f"expected a number of at most {_LARGEST:g}, the largest in single precision, got {number:g}"
+                )
         return value
 
     @model_serializer(mode="wrap")

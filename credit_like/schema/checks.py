@@ -208,7 +208,7 @@ def _variable_findings(experiment: Experiment) -> Iterator[Finding]:
             yield path, f"expected each variable once, got {spec.name!r} in {first} too, remove one of the two"
         seen.setdefault(spec.name, path)
         if spec.name in COORDINATES:
-            message = f"expected another name than {spec.name!r}, which is a coordinate of forecasts, got it, change it"
+            message = f"expected another name than {spec.name!r}, which is a coordinate of forecasts, change it"
             yield path, f"{message}; `var` is the name in the files"
         if "@" in spec.name:
             yield path, f"expected a name without '@' (it stands before a level), got {spec.name!r}, change it"

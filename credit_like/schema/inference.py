@@ -104,7 +104,7 @@ class Perturbations(Section):
         # A resolved experiment holds the defaults of all keys.
         foreign = sorted(type(self).model_fields.keys() - keys - {"type"})
         if others := [key for key in foreign if getattr(self, key) != type(self).model_fields[key].default]:
-            raise UserError(f"expected no {', '.join(others)} with `type: {self.type}`, got it, remove it")
+            raise UserError(f"expected no {', '.join(others)} with `type: {self.type}`, got one, remove it")
         return self
 
 
@@ -250,5 +250,5 @@ class EvaluationSection(Section):
     @classmethod
     def _global_is_the_whole_grid(cls, value: dict[str, Box]) -> dict[str, Box]:
         if "global" in value:
-            raise UserError("expected another name than global, which is the whole grid, got it, change it")
+            raise UserError("expected another name than global, which is the whole grid, change it")
         return value

@@ -73,7 +73,7 @@ def test_forecasts_that_are_removed_while_they_are_scored_have_no_scores(world, 
         return score(scorer, block, inits)
 
     monkeypatch.setattr(Scorer, "score", removed_first)
-    with pytest.raises(RunError, match=rf"expected forecasts that stay in .*{name}\.zarr while they are scored"):
+    with pytest.raises(RunError, match=rf"expected the forecasts in .*{name}\.zarr not to change"):
         evaluate(
             experiment.model_copy(update={"evaluation": section}), tmp_path / "model.zarr", store, store, variables
         )

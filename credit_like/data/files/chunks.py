@@ -230,7 +230,7 @@ class ChunkedArray(DirectArray):
             if codec == "crc32c":
                 if len(data) < 4 or google_crc32c.value(bytes(data[:-4])) != struct.unpack("<I", data[-4:])[0]:
                     raise UserError(
-                        f"checksum of chunk {chunk} of {self.layout.folder} does not hold: the file is damaged"
+                        f"checksum of chunk {chunk} of {self.layout.folder} does not match: the file is damaged"
                     )
                 data = data[:-4]
             elif i == len(codecs) - 1 and decoded_size(codec.codec_id, data) == self._chunk_bytes:
