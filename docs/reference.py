@@ -7,6 +7,7 @@ each plug-in). Units and examples that do not follow from a type or a default ar
 from __future__ import annotations
 
 import inspect
+import re
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -265,7 +266,7 @@ class Part:
     cls: type[BaseModel]
     places: tuple[str, ...]
     prefix: str = ""
-    """Of a plug-in, what tells its classes from those of others."""
+    """Prefix of the anchor, which distinguishes classes of plug-ins with the same name."""
     only: tuple[str, ...] | None = None
     """Keys to show, by default all."""
 
@@ -360,12 +361,17 @@ def shown_type(schema: dict[str, Any], anchors: dict[str, str]) -> str:
     if kind == "array":
         items = schema.get("prefixItems") or [schema.get("items", {})]
         number = f"{len(items)} " if "prefixItems" in schema else ""
-        return f"list of {number}{shown_type(items[0], anchors)}"
+        return f"list of {number}{_plural(shown_type(items[0], anchors))}"
     if kind == "object":
         inner = schema.get("additionalProperties")
-        return f"mapping of names to {shown_type(inner, anchors)}" if isinstance(inner, dict) else "mapping"
+        return f"mapping of names to {_plural(shown_type(inner, anchors))}" if isinstance(inner, dict) else "mapping"
     limits = [f"{sign} {schema[key]:g}" for key, sign in LIMITS.items() if key in schema]
     return " ".join([TEXTS.get(kind, kind), ", ".join(limits)]).strip()
+
+
+def _plural(kind: str) -> str:
+    """Return the type of the items of a list or mapping in the plural."""
+    return re.sub(r"(^|\bor )(\[?)(whole number|number|text|section|list|mapping|duration|time)\b", r"\1\2\3s", kind)
 
 
 def default_of(part: Part, field: FieldInfo) -> Any:
@@ -464,7 +470,7 @@ def table(part: Part, anchors: dict[str, str]) -> list[str]:
 def heading(part: Part) -> str:
     """Return the title of a part: where an experiment has it."""
     if not part.places:
-        return "Keys of all of them"
+        return "Keys that all of them share"
     places = [place or "The file" for place in part.places]
     shown = [place if place == "The file" else f"`{place}`" for place in places[:4]]
     return ", ".join(shown) + (", …" if len(places) > 4 else "")
@@ -495,10 +501,9 @@ def markdown() -> str:
     lines = [
         "# Every key of an experiment file",
         "",
-        "This page is made from the schema that `credit-like check` uses; `credit-like schema` prints the same for editors. A key",
-        "that is not required and has no default shown is absent by default. Durations are `90s`, `30min`, `6h`, `10d` or",
-        "`12:00:00`.",
-        "[Experiment files](experiment-files.md) says how files are read and merged.",
+        "This page is generated from the schema that `credit-like check` uses; `credit-like schema` prints it as a JSON Schema for",
+        "editors. A key without a default that is not marked as required may be left out. Durations are `90s`, `30min`, `6h`,",
+        "`10d` or `12:00:00`. [Experiment files](experiment-files.md) describes how files are read and merged.",
         "",
     ]
     main = core()
@@ -506,10 +511,11 @@ def markdown() -> str:
     for part in main:
         lines += _lines(part, anchors, "##")
     for kind, place in PLACES.items():
-        lines += [f"## Plug-ins: {kind} {{#{kind}}}", "", f"`{place}` chooses one by its `type`.", ""]
+        lines += [f"## Plug-ins: {kind} {{#{kind}}}", "", f"The `type` of `{place}` selects one of them.", ""]
         of_kind = plugins(kind)
         for part in of_kind:
-            near = {p.cls.__name__: p.anchor for p in of_kind if p.prefix in (f"{kind}.", part.prefix)}
+            shared = {p.cls.__name__: p.anchor for p in of_kind if p.cls.__name__ != "Config"}
+            near = shared | {p.cls.__name__: p.anchor for p in of_kind if p.prefix in (f"{kind}.", part.prefix)}
             lines += _lines(part, anchors | near, "###")
     return "\n".join(lines)
 

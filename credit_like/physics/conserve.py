@@ -1,4 +1,4 @@
-"""Conservation of global means: that of a variable stays what it was one step before.
+"""Conservation of global means: that of a variable does not change during a step.
 
     x ← x + ⟨x⟩_before − ⟨x⟩_after
 
@@ -32,7 +32,7 @@ class Config(Correction):
 
     type: Literal["conserve"] = "conserve"
     variables: Names = ()
-    """Prognostic variables, each level of which keeps its global mean."""
+    """Prognostic variables whose global means are conserved, level by level."""
 
 
 def find(config: Config, variables: Variables) -> list[slice]:

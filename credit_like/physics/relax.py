@@ -43,9 +43,9 @@ class Config(Correction):
     variables: Names = ()
     """Predicted variables whose zonal means are relaxed."""
     rate: float = Field(default=0.01, gt=0, le=1)
-    """Part of the deviation of a zonal mean that a step removes."""
+    """Fraction of the deviation of a zonal mean that is removed in each step."""
     climatology: Periods | None = None
-    """Period of the data whose zonal means are those to relax to, such as that of training. It has no default."""
+    """Period of the data to whose zonal means the forecast is relaxed, such as that of training. Required."""
 
     @model_validator(mode="after")
     def _period(self) -> Config:

@@ -58,7 +58,7 @@ class Config(Correction):
     order: Literal[2, 4, 6, 8] = 4
     """Order of the diffusion: the higher it is, the less longer waves are damped."""
     climatology: Periods | None = None
-    """Period of the data whose mean stays, such as that of training: deviations from it are filtered. Default: whole fields."""
+    """Period, such as that of training: only deviations from its mean are filtered. Default: whole fields are filtered."""
 
 
 def find(config: Config, variables: Variables) -> list[slice]:

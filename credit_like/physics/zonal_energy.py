@@ -59,7 +59,7 @@ class Config(Correction):
     lowest: int = Field(default=1, ge=1)
     """Lowest zonal wavenumber that is rescaled."""
     rate: float = Field(default=1.0, gt=0, le=1)
-    """Part of the distance to the target that the energy moves in a step."""
+    """Fraction of the difference to the target by which the energy changes in each step."""
     climatology: Periods | None = None
     """Period of the data whose mean energy is the target, such as that of training. Default: the energy before the step."""
 

@@ -92,11 +92,11 @@ class Perturbations(Section):
     """`gaussian`: random fields on the sphere. `bred`: pairs of bred vectors, added and subtracted. `lagged`: forecasts from
     earlier analyses, valid at the initial time."""
     cycles: int = Field(default=4, ge=1, le=1000)
-    """Of bred vectors: number of breeding cycles before the initial time."""
+    """For `bred`: number of breeding cycles before the initial time."""
     cycle: Duration = dt.timedelta(days=1)
-    """Of bred vectors: length of a cycle, a multiple of the time step."""
+    """For `bred`: length of a cycle, a multiple of the time step."""
     lag: Duration | None = None
-    """Of lagged states: time between the analyses of successive members. Default: one time step."""
+    """For `lagged`: time between the analyses of successive members. Default: one time step."""
 
     @model_validator(mode="after")
     def _of_the_type(self) -> Perturbations:
@@ -154,7 +154,7 @@ class InferenceSection(Section):
     output: plugin("writer", default="zarr") = Field(default={"type": "zarr"})  # type: ignore[valid-type]
     """Format of the forecast files, by its `type` (or `format`), and its keys."""
     checkpoint: Literal["newest", "best"] | Annotated[int, Field(ge=0, strict=True)] = "newest"
-    """The checkpoint to forecast with: the newest, the `best` by validation loss, or that of a step."""
+    """The checkpoint to forecast with: `newest`, `best` (lowest validation loss of the newest phase), or the step of one."""
     weights: Literal["ema", "raw"] = "ema"
     """Use the moving average of the weights if the run has one (`ema`), or the trained weights (`raw`)."""
     batch_size: int = Field(default=1, ge=1, le=100_000)

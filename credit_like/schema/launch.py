@@ -63,13 +63,13 @@ class Queue(Section):
     max_walltime: Duration | None = None
     """Longest walltime. Default: no limit."""
     walltime_up_to: dict[Annotated[int, Field(ge=1, le=_MOST)], Duration] = Field(default={})
-    """Number of nodes → longest walltime of jobs of at most so many nodes, where it is shorter than `max_walltime`."""
+    """Number of nodes → longest walltime of jobs with at most that many nodes, if it is shorter than `max_walltime`."""
     min_nodes: int = Field(default=1, ge=1, le=_MOST)
     """Fewest nodes of a job."""
     max_nodes: int | None = Field(default=None, ge=1, le=_MOST)
     """Most nodes of a job. Default: no limit."""
     preemptible: bool = False
-    """Whether its jobs may be ended for others; such a queue is used only where it is asked for."""
+    """Whether jobs of the queue may be ended in favour of others; such a queue is used only if it is named."""
 
     def longest(self, nodes: int) -> dt.timedelta | None:
         """Return the longest walltime of a job of so many nodes; None = no limit."""
@@ -175,8 +175,8 @@ class Request(Section):
     ngpus: int | None = Field(default=None, ge=0, le=_MOST)
     """GPUs per node; 0 = a CPU job."""
     processes: int | None = Field(default=None, ge=1, le=_MOST)
-    """Processes per node of a CPU job; GPU jobs have one per GPU. Of `preprocess`: its `--workers`, by default 1; not of
-    `evaluate`, which is one process."""
+    """Processes per node of a CPU job; GPU jobs have one per GPU. For `preprocess`, the number of its workers (default 1);
+    not allowed for `evaluate`, which runs in one process."""
     cpus: int | None = Field(default=None, ge=1, le=_MOST)
     """CPUs per node. Default: the share that comes with the GPUs."""
     memory_gb: int | None = Field(default=None, ge=1, le=_MOST)

@@ -22,13 +22,13 @@ from credit_like.schema.inference import Lead
 from credit_like.schema.plugin import plugin
 
 _MOST = 1024
-"""Processes, threads and samples ahead that no machine has more of: a larger number is a slip, and would take the machine down."""
+"""Largest number of processes, threads or samples read ahead; a larger one is a mistake that would exhaust any machine."""
 _LONGEST_WAIT = dt.timedelta(days=365)
 _Degree = Annotated[int, Field(ge=1)]
 
 
 def _patience(timeout: dt.timedelta) -> dt.timedelta:
-    """Return a timeout. Raises UserError for one that torch, which counts nanoseconds, takes for one that is over."""
+    """Return a timeout. Raises UserError for a very long one, which overflows torch's count of nanoseconds and ends at once."""
     if timeout > _LONGEST_WAIT:
         raise UserError(f"expected at most {format_duration(_LONGEST_WAIT)}, got {format_duration(timeout)}")
     return timeout
@@ -165,7 +165,7 @@ class PhaseKeys(Section):
     batch."""
     members: int = Field(default=1, ge=1)
     """Members of the ensemble that a model with noise makes of each sample, for a loss of ensembles such as `crps`. They are
-    further samples of the forward pass, which costs as many times the memory and the time."""
+    processed as additional samples, so memory and time grow in proportion to their number."""
     epochs: int = Field(default=1, ge=1)
     """Number of epochs."""
     batches_per_epoch: int = Field(default=0, ge=0)
@@ -173,7 +173,7 @@ class PhaseKeys(Section):
     valid_every: int = Field(default=0, ge=0)
     """Interval in optimiser steps of validations in addition to the one after each epoch; 0 = none."""
     early_stopping: EarlyStopping | None = None
-    """End where the validation loss no longer falls. Default: the last epoch."""
+    """End the training when the validation loss no longer falls. Default: after the last epoch."""
     valid_batches: int = Field(default=0, ge=0)
     """Number of global batches per validation, from the beginning of `data.valid`; 0 = all."""
     optimizer: plugin("optimizer", default="adamw") = Field(default={"type": "adamw"})  # type: ignore[valid-type]
@@ -192,11 +192,11 @@ class PhaseKeys(Section):
     the full circle of longitude."""
     input_noise: float = Field(default=0.0, ge=0)
     """Standard deviation of noise on the prognostic input of every training sample, as a fraction of the standard deviation of
-    the change over one step. The target is without noise, so that the model learns to take out departures from the data,
-    which keeps long forecasts stable. 0 = none."""
+    the change over one step. The target has no noise, so that the model learns to remove deviations from the data, which
+    keeps long forecasts stable. 0 = none."""
     freeze: tuple[str, ...] = ()
     """Patterns of parameters that are not trained, such as `stages.0.*`, in addition to those of `start_from.freeze`. They have
-    no gradient and no optimiser state. The moving average of one that another phase trains goes on."""
+    no gradient and no optimiser state. The moving average of one that is trained in another phase is still updated."""
     grad_max_norm: float | None = Field(default=1.0, gt=0)
     """Norm to which larger gradients are clipped; null = no clipping."""
     use_ema: bool = False
@@ -206,9 +206,9 @@ class PhaseKeys(Section):
 
 
 class PhaseSection(PhaseKeys):
-    """A phase of the training. A key that is not specified has the value of the experiment outside `phases`.
+    """A phase of the training. A key that is not given has the value of the experiment outside `phases`.
 
-    In `optimizer`, `scheduler` and `loss`, this holds for each of their keys, unless the phase has another `type`.
+    This also applies to each key of `optimizer`, `scheduler` and `loss`, unless the phase sets another `type`.
     """
 
     forecast_len: int = Field(default=1, ge=1)
@@ -237,7 +237,7 @@ class TrainerSection(PhaseKeys):
     input's embedding, the head and, by default, sums of gradients over ranks stay in float32. Sums of activations over
     tensor ranks are in bfloat16."""
     fsdp2_mp_policy: MixedPrecision | None = None
-    """Data types under fsdp2 with `amp: true`. Default: those of the section."""
+    """Data types under fsdp2 with `amp: true`. Default: the defaults of its keys."""
     fsdp2_reshard_after_forward: bool = True
     """Free gathered parameters after forward; false keeps them until backward, which costs memory and saves
     messages."""
@@ -252,8 +252,8 @@ class TrainerSection(PhaseKeys):
     """How CUDA multiplies matrices and convolves in float32: `highest` is float32, `high` is TensorFloat-32, which rounds
     the factors of products to 10 bits of mantissa. No effect on a CPU."""
     deterministic: bool = True
-    """Use algorithms on CUDA that give the same bits every time, so that a run that is repeated or continued in the same layout
-    is identical; false allows others, which may be faster. No effect on a CPU, where all are."""
+    """Use deterministic algorithms on CUDA, so that a run that is repeated or continued in the same layout is bitwise
+    identical; false allows others, which may be faster. On a CPU, all algorithms are deterministic."""
     phases: Annotated[tuple[PhaseSection, ...] | None, BeforeValidator(_absent_if_empty)] = None
     """Phases of the training, one after the other. Each begins at the end of an epoch with a new optimiser state and the
     start of its learning rate schedule. Default: one phase."""

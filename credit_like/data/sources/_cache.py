@@ -32,7 +32,7 @@ class Cache(Section):
     shorthands = ({"type": "string"}, {"type": "integer", "minimum": 1})
 
     size: Size
-    """Bytes that the copies may take together, such as `100GB`; the least recently used are removed."""
+    """Largest total size of the copies, such as `100GB`; the least recently used are removed."""
     folder: UserPath | None = None
     """Folder of the copies, which several experiments and processes may share. Default: `stores` in `CREDIT_LIKE_CACHE`, or in
     `~/.cache/credit_like`.

@@ -118,8 +118,8 @@ class FileConfig(Section):
     without coordinate count from 0.
     """
     duplicates: Literal["first"] | None = None
-    """What to read where the files have a time more than once: `first` reads its first field, in the order of the
-    files. Default: refuse such files.
+    """What to read if a time occurs more than once in the files: `first` reads its first field, in the order of the
+    files. Default: such files are refused.
     """
     time_units: str | None = None
     """Units of the time coordinate, if the files lack them: `hours since 1990-01-01`, or `hours since reftime` with a

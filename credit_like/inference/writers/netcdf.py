@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Config(WriterConfig):
     type: Literal["netcdf"] = "netcdf"
     compression: int = Field(default=0, ge=0, le=9)
-    """zlib level. 0 disables compression, which saves a fifth of the size but takes most of the writing time."""
+    """zlib level; 0 = no compression. Compression saves about a fifth of the size, but takes most of the writing time."""
 
 
 def open_writer(config: Config, layout: ForecastLayout, folder: Path) -> NetcdfWriter:

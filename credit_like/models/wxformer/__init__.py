@@ -37,7 +37,7 @@ class PaddingConf(Section):
 
 
 class NoiseConf(Section):
-    """Noise by layers that start as the identity."""
+    """Noise, added by layers that start as the identity."""
 
     type: Literal["decoder", "conditional-norm"] = "decoder"
     """Where noise enters: at the inputs of the decoder's blocks, or in the norms of the feed-forward blocks, whose scale and
@@ -99,8 +99,8 @@ class Config(Section):
     upsample: Literal["pixel_shuffle", "transpose"] = "pixel_shuffle"
     """Upsampling of the decoder: pixel shuffle, or transposed convolution."""
     head_channels: Count | None = None
-    """Channels between the two convolutions of the last block (`pixel_shuffle`); by default those of the output. A run that
-    starts from one with more outputs needs as many as that had."""
+    """Channels between the two convolutions of the last block (`pixel_shuffle`); by default as many as
+    outputs. A run that starts from the weights of a model with more outputs needs the number of that model."""
     use_spectral_norm: bool = False
     """Divide the weights by their spectral norm."""
     position_index: Literal["exact", "credit"] = "exact"
@@ -108,11 +108,11 @@ class Config(Section):
     noise: NoiseConf | None = None
     """Noise that makes the members of an ensemble differ."""
     attn_dropout: Rate = 0.0
-    """Probability with which training drops a point's attention to another one."""
+    """Probability that a point's attention to another one is dropped in training."""
     ff_dropout: Rate = 0.0
-    """Probability with which training drops a hidden value of a feed-forward block."""
+    """Probability that a hidden value of a feed-forward block is dropped in training."""
     drop_path: Rate = 0.0
-    """Stochastic depth: probability with which a sample in training skips a block of the last transformer layer. It rises
+    """Stochastic depth: probability that a sample skips a block of the last transformer layer in training. It rises
     linearly from 0 in the first layer."""
     predict: Literal["increment", "state"] = "increment"
     """What the prognostic outputs are: the normalised change over one step, or the normalised next state."""

@@ -27,13 +27,13 @@ class Group(Section):
     match: str = Field(min_length=1)
     """Pattern of names of parameters, such as `head.*`; a parameter belongs to the first group that matches it."""
     learning_rate: Rate | None = None
-    """Takes the place of the optimiser's in the schedule; default: that one."""
+    """Learning rate of the group at the top of the schedule. Default: that of the optimiser."""
     weight_decay: Decay | None = None
-    """Default: that of the optimiser."""
+    """Weight decay of the group. Default: that of the optimiser."""
 
 
 class OptimizerConfig(Section):
-    """Keys that all of our optimisers have."""
+    """Keys that all optimisers share."""
 
     groups: tuple[Group, ...] = ()
     """Groups of parameters with their own settings; all other parameters use those of the optimiser."""

@@ -29,7 +29,7 @@ class Config(OptimizerConfig):
     nesterov: bool = True
     """Look ahead by one step of the momentum."""
     betas: tuple[Beta, Beta] = (0.9, 0.95)
-    """Of AdamW, for what is not a matrix."""
+    """Decay of the moments of AdamW, which updates all parameters that are not matrices."""
     eps: Eps = Field(default=1e-8)
     """Added to the root of the second moment, against a division by zero."""
 

@@ -1,4 +1,4 @@
-"""A learning rate that stays, after an optional warm-up."""
+"""A constant learning rate, after an optional warm-up."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class Config(Section):
     min_lr: float = Field(default=0.0, ge=0)
     """Lowest learning rate."""
     total_steps: int | None = Field(default=None, ge=1)
-    """Optimiser steps until `min_lr`; the whole run's if not given."""
+    """Optimiser steps until `min_lr`. Default: all steps of the phase."""
 
 
 def learning_rate(config: Config, base: float, step: int, total_steps: int) -> float:
