@@ -304,7 +304,7 @@ def load_weights(context: Context, checkpoint: Checkpoint | None = None) -> Chec
 
 
 def _loaded(context: Context, checkpoint: Checkpoint) -> str | None:
-    """Load the weights of a checkpoint; return what is wrong where its files are damaged, or no longer there."""
+    """Load the weights of a checkpoint; return the problem if its files are damaged or have been removed."""
     refuse_other(checkpoint, context.experiment, context.variables, context.statistics, context.store)
     with reading_metadata(checkpoint.folder):
         plugins = registry.changed(checkpoint.meta.get("plugins", []), registry.record(context.experiment.plugins))
@@ -395,7 +395,7 @@ def rollout(experiment: Experiment, share: tuple[int, int] = (0, 1)) -> int:
 
 
 def _trained_on(checkpoint: Checkpoint) -> Periods:
-    """Return the periods on which the weights of a checkpoint were trained last, whatever the experiment has now."""
+    """Return the periods on which the weights of a checkpoint were last trained, which may differ from the experiment's."""
     with reading_metadata(checkpoint.folder):
         return TypeAdapter(Periods).validate_python(checkpoint.meta["experiment"]["data"]["train"])
 

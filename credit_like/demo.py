@@ -133,7 +133,7 @@ def _plot(experiment: Experiment) -> int:
 
 
 def write_report(experiment: Experiment, seconds: float) -> Path:
-    """Write a Markdown page with what was run, how it scored and where the figures are; return its path."""
+    """Write a Markdown page with the run, its scores and the paths of the figures; return the path of the page."""
     save_loc = Path(experiment.save_loc)
     results = load_results(evaluation_folder(experiment))
     lines = [

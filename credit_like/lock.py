@@ -1,4 +1,4 @@
-"""Locks that admit one process at a time to a run folder, or to a part of what is written."""
+"""Locks that admit one process at a time to a run folder, or to a part of a file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Locked(UserError):
 
 
 class FileLock:
-    """Exclusive lock on a file, or on the bytes `places` of it, released by the kernel when its owner ends, for whatever reason.
+    """Exclusive lock on a file, or on the bytes `places` of it, released by the kernel when its owner ends for any reason.
 
     This is a POSIX record lock. It is not inherited by the loader's worker processes, which may outlive a killed
     trainer by seconds, and it works across nodes on NFS and Lustre. Such locks do not exclude the process that holds

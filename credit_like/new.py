@@ -545,7 +545,7 @@ def _timestep(times: NDArray[Any]) -> tuple[dt.timedelta, NDArray[Any]]:
         step = 6 * 3600
     midnight = since[0] - since[0] % 86400
     on_step = (since - midnight) % step == 0
-    if not on_step.any():  # means, of which the times are amid the hours
+    if not on_step.any():  # the times of means lie between the hours
         on_step = (since - since[0]) % step == 0
     kept = times[on_step] if step != spacing else times
     return dt.timedelta(seconds=step), kept

@@ -16,7 +16,7 @@ from rich.text import Text
 
 
 def plain_console(**options: Any) -> Console:
-    """Return a console that prints text as it is: what is in brackets or between colons may be a part of a name or a path."""
+    """Return a console that prints text literally: brackets and colons may be part of a name or a path, not markup."""
     return Console(markup=False, highlight=False, emoji=False, **options)
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 _SAMPLED = 20
-"""Times that are read before a point is taken for one that never has data; the first is the only one if nothing lacks there."""
+"""Number of times that are read before a point is assumed to never have data; one suffices if no point is missing in it."""
 
 
 def content_findings(store: Store) -> Iterator[Finding]:

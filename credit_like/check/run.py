@@ -135,7 +135,7 @@ def checkpoint_findings(store: Store) -> Iterator[Finding]:
 
     yield from refusal(("save_loc",), refuse)
     wanted, there = experiment.inference.checkpoint, steps(folder / "checkpoints")
-    # A training that goes on may still save a later step.
+    # A training that is continued may still save a later step.
     if (
         isinstance(wanted, int)
         and wanted not in there

@@ -84,7 +84,7 @@ def _clear(save_loc: Path, statistics: bool, forecasts: bool) -> None:
 
 
 def _set_aside(store: Path) -> None:
-    """Rename a zarr store before it is removed piece by piece: who reads it would take missing pieces for missing values."""
+    """Rename a zarr store before its files are removed, because a reader would take missing chunks for missing values."""
     removed = store.with_name(f"{store.name}.removed.part")
     remove(removed)
     with suppress(FileNotFoundError):

@@ -385,7 +385,7 @@ def import_credit(
 
 
 def check_output(checkpoint: str | Path, out: Path) -> None:
-    """Raise UserError if the weights of `checkpoint` cannot be written to `out`, or would replace what is no import."""
+    """Raise UserError if the weights of `checkpoint` cannot be written to `out`, or would replace a file that is not an import."""
     check_own("--output", _section_file(out), "the model section of such weights", begins_with(_HEADER))
     if out.exists() and Path(checkpoint).exists() and out.samefile(checkpoint):
         raise UserError(f"expected another output than the checkpoint itself, got {out}; change --output")

@@ -117,7 +117,7 @@ def write_tensors(
 
 
 def seal(body: dict[str, Any]) -> bytes:
-    """Return the manifest as bytes: `body`, and on a line of its own the checksum of all other lines."""
+    """Return the manifest as bytes: `body`, and one line with the checksum of all other lines."""
     content = to_json(body)
     return content[:1] + _checksum_line(hashlib.sha256(content).hexdigest()) + content[1:]
 

@@ -59,7 +59,7 @@ _DAMAGED = re.compile(r"\.damaged-step-([0-9]{1,18})(?:\.[0-9]+)?")
 _DONE, _BUSY, _FAILED = 0, 1, 2
 _INTACT, _DAMAGE, _UNKNOWN = 0, 1, 2
 _BLOCK = 2**26
-"""Bytes of a block of page-locked memory; a larger tensor has one of its own."""
+"""Bytes of a block of page-locked memory; a larger tensor gets a separate block."""
 
 
 @dataclass
@@ -256,7 +256,7 @@ class CheckpointManager:
             self.poll()
 
     def finish_writing(self) -> None:
-        """Wait until this rank writes nothing any more, whatever becomes of a save in progress. Not collective."""
+        """Wait until this rank has stopped writing, even if the save in progress fails. Not collective."""
         if self._save is not None and self._save.thread.is_alive():
             self._save.thread.join()
 

@@ -352,7 +352,7 @@ def different_keys(there: Mapping[str, Any], config: ModelConfig) -> dict[str, t
 
 
 def _sides(source: Source, channels: Channels, notes: list[str]) -> dict[str, Positions]:
-    """Return the positions of inputs (of all frames) and outputs; what is taken over, new or dropped is added to `notes`."""
+    """Return the positions of inputs (of all frames) and outputs; add the channels taken over, new or dropped to `notes`."""
     assert channels.inputs is not None
     assert channels.outputs is not None
     theirs = source.channels

@@ -164,7 +164,7 @@ class Statistics:
 
     @classmethod
     def is_file(cls, path: str | Path) -> bool:
-        """Return whether a file holds statistics, of whatever variables and grid."""
+        """Return whether a file contains statistics, of any variables and grid."""
         try:
             cls.load(path)
         except UserError:

@@ -65,7 +65,7 @@ _BLOCK_BYTES = 32 * 2**20  # of one field of a column, in double precision
 
 @dataclass(frozen=True, eq=False)
 class Derivation:
-    """The fields of a `derive` key. Raises UserError, which names what is missing, where the model cannot supply one.
+    """The fields of a `derive` key. Raises UserError, which names the missing variables, if the model cannot supply one.
 
     `key` is the key's place in the experiment; `variables` are the model's.
     """

@@ -69,7 +69,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Shades:
-    """Colours between `levels`; what is below the first or above the last has the colour of its end."""
+    """Colours between `levels`; values beyond the first or the last level have the colour of that end."""
 
     colours: str
     levels: Array

@@ -208,7 +208,7 @@ def _ratio_text(ratio: Ratio) -> Text:
 
 
 def _short(key: str, keys: Sequence[str]) -> str:
-    """Return the shortest end of a dotted key that no other key has and that says what it is."""
+    """Return the shortest end of a dotted key that is unique and understandable."""
     parts = key.split(".")
     for number in range(2 if parts[-1] in _VAGUE else 1, len(parts)):
         end = ".".join(parts[-number:])

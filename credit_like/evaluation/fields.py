@@ -36,7 +36,7 @@ class Regions:
 
     def __init__(self, grid: Grid, boxes: Mapping[str, Box]) -> None:
         latitude, longitude = grid.latitude[:, None], grid.longitude[None] % 360
-        # Coordinates and edges are decimals: a point on an edge is inside, whatever the rounding.
+        # Coordinates and edges are decimal numbers: a point on an edge must be inside despite rounding.
         inside = {
             name: (latitude >= south - ROUNDING) & (latitude <= north + ROUNDING)
             for name, (south, north) in REGIONS.items()

@@ -209,7 +209,7 @@ class ForecastFiles:
         return self.truth.attrs(variable).get("units", ""), self.truth.level_units(variable)
 
     def _hours_of_sums(self, array: xr.DataArray, variable: Variable) -> tuple[str, str] | None:
-        """Return the hours over which values are sums in the files and in the truth, where both say so and differ."""
+        """Return the hours over which values are sums in the files and in the truth, if both declare them and they differ."""
         theirs = str(array.attrs.get(PERIOD, ""))
         mine = self.truth.sum_attrs(variable).get(PERIOD, "") if theirs else ""
         return (theirs, mine) if mine and theirs != mine else None

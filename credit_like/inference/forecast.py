@@ -191,7 +191,7 @@ def _reserved(
 
 
 def _differences(context: Context) -> tuple[bool, ForMembers | None]:
-    """Return whether each member has noise of its own, and the perturbations of their initial states; seed the noise."""
+    """Return whether each member has its own noise, and the perturbations of their initial states; seed the noise."""
     experiment, noise = context.experiment, context.stepper.noise
     ensemble = experiment.inference.ensemble
     # Keys that a model has for dropout alone do not make its members differ.

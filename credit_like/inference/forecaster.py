@@ -174,7 +174,7 @@ class Forecaster:
         sources = tuple(InMemory(*part) for part in zip(datasets, places, strict=True))
         try:
             return open_store(self.experiment.data.model_copy(update={"source": sources}), self.variables)
-        except StoreError as error:  # whose places are keys of an experiment, which those who forecast do not have
+        except StoreError as error:  # its places are keys of an experiment, which users of an export do not have
             raise UserError("\n".join(without_keys(message) for _, message in error.problems)) from error
 
     def _refuse_the_same_names(self) -> None:

@@ -30,7 +30,7 @@ class Outcome:
 
 
 def cancel(save_loc: Path, job: str | None = None) -> list[Outcome]:
-    """End all jobs of a run that the scheduler still has, or only `job`; return what was done, in that order.
+    """End all jobs of a run that are still known to the scheduler, or only `job`; return the outcomes in order.
 
     A cancellation is recorded first: a job of the run that begins all the same stops at once, and no job submits a
     successor, until somebody submits again. `job` alone leaves no such record.

@@ -242,7 +242,7 @@ def _checkpoints(save_loc: Path) -> list[int]:
 
 
 def epochs_done(save_loc: Path) -> int | None:
-    """Return how many epochs the newest checkpoint has behind it; None where there is none that says so."""
+    """Return the number of epochs that the newest checkpoint has completed; None if no checkpoint records it."""
     try:
         newest = save_loc / "checkpoints" / f"step-{newest_checkpoint(save_loc)}"
         manifest = json.loads(_regular_bytes(newest / "manifest.json") or b"")
@@ -291,7 +291,7 @@ def decide(
 
 
 def _has_changed(begun: Event, written: int | None) -> bool:
-    """Return whether `status.json` was written since a job began, as far as its event says what it was before."""
+    """Return whether `status.json` was written since a job began, if the job's event records its state at that time."""
     return "written" not in begun or begun["written"] != written
 
 

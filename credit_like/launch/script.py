@@ -48,7 +48,7 @@ def render(plan: Plan, site: SiteSection) -> dict[str, str]:
         ["#!/bin/bash", *directives(plan, site)],
         [f"# {_title(plan)}", MARK],
         [nodes, *_surroundings(plan, site)],
-        constants,  # after what the user and the modules have set, under whatever names
+        constants,  # after the variables of the user and of the modules, whose names may be the same
         *work,
     ]
     return {plan.script.name: "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"}

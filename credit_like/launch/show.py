@@ -43,7 +43,7 @@ def print_status(save_loc: Path) -> int:
 
 
 def print_cancelled(save_loc: Path, job: str | None = None) -> int:
-    """Cancel the jobs of a run, or one of them, and print what was done; 1 where the scheduler refused a part of it.
+    """Cancel the jobs of a run, or one of them, and print the outcomes; return 1 if the scheduler refused one, else 0.
 
     Raises UserError where there is nothing to cancel.
     """

@@ -161,7 +161,7 @@ def job_rows(events: list[Event], states: dict[str, str]) -> list[JobRow]:
 
 
 def states_of(events: Sequence[Event], jobs: Sequence[str]) -> dict[str, str]:
-    """Return the states of those of the jobs that their schedulers still know; each job is asked of its own.
+    """Return the states of the jobs that are still known to their schedulers; each scheduler is asked for its own jobs.
 
     Raises UserError for a scheduler that there is not.
     """

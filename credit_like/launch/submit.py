@@ -157,7 +157,7 @@ def active_jobs(save_loc: Path) -> dict[str, str]:
 
 
 def _numbered(plan: Plan) -> Plan:
-    """Return the plan with a name and files of its own, because jobs of earlier submissions still read theirs."""
+    """Return the plan with a new name and new files, because jobs of earlier submissions still read theirs."""
     taken = {event.get("submission") for event in history(plan.save_loc)}
     plans = (replace(plan, number=number) for number in itertools.count(1))
     return next(
@@ -251,7 +251,7 @@ def _queue(plan: Plan, dialect: Scheduler, site: SiteSection, keep: Callable[[],
             after = ids[-1:] or plan.after
             for index in indices:
                 ids.append(_submit_one(dialect.submit(plan.script, after, index), dialect))
-                # At once, so that a job is known whatever ends this process before the next one.
+                # Recorded at once, so that the job is known even if this process ends before the next one.
                 details = {"mode": plan.mode, "submission": plan.submission, "ids": ids[-1:], "after": list(after)}
                 record(plan.save_loc, "submitted", **details)
     except (ValueError, OSError, KeyboardInterrupt) as error:
@@ -319,7 +319,7 @@ class _Files:
     def folder(self, path: Path) -> None:
         missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         for folder in reversed(missing):
-            with suppress(FileExistsError):  # of somebody who submits at the same time
+            with suppress(FileExistsError):  # another process submits at the same time
                 folder.mkdir()
                 self._folders.append(folder)
 

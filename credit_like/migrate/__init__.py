@@ -36,7 +36,7 @@ __all__ = ["Document", "Remark", "Translation", "read", "report", "run", "transl
 
 @dataclass(frozen=True)
 class Translation:
-    """An experiment of this package as plain data for YAML, and what it could not express."""
+    """An experiment of this package as plain data for YAML, and the keys that it could not express."""
 
     experiment: dict[str, Any]
     remarks: tuple[Remark, ...]
@@ -135,7 +135,7 @@ def run(path: Path, weights: Path | None, output: Path) -> Translation:
 
 
 def report(translation: Translation, path: Path, output: Path) -> str:
-    """Return what was written and every key that was not translated one to one, those that need a decision first."""
+    """Return a report: the files written, and every key that was not translated one to one, those that need a decision first."""
     lines = [f"{output}: {len(written(translation.experiment, path).splitlines())} lines"]
     for covered, title in (
         (False, "To decide:"),

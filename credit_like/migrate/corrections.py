@@ -50,7 +50,7 @@ _SECOND = {
     ("surface", "down"): ("surf_down_solar_var", "surf_down_lw_var", "surf_sh_var", "surf_lh_var"),
     ("surface", "up"): ("surf_up_solar_var", "surf_up_lw_var"),
 }
-# CREDIT's first generation applies its corrections in this order, whatever that of the file is.
+# CREDIT's first generation applies its corrections in this order, regardless of their order in the file.
 _ORDER = (
     "tracer_fixer", "global_mass_fixer", "global_water_fixer", "global_energy_fixer", "global_energy_fixer_updown",
 )  # fmt: skip

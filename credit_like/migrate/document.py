@@ -58,12 +58,12 @@ class Document:
         return found if isinstance(found, Mapping) else {}
 
     def remark(self, keys: Keys, meaning: str, covered: bool = False) -> None:
-        """List a key that is there, with what it means here."""
+        """List a key of the file, with its meaning here."""
         place = self.lines.get(keys, 1), ".".join(map(str, keys))
         self.remarks.append(Remark(*place, _short(self.get(*keys)), meaning, covered))
 
     def absent(self, key: str, meaning: str, line: int = 1) -> None:
-        """List a key that is not there, with what is taken in its place."""
+        """List a key that the file does not have, with the value that is used instead."""
         self.remarks.append(Remark(line, key, "absent", meaning))
 
     def rest(self) -> Iterator[Keys]:

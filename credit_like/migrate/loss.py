@@ -21,7 +21,7 @@ def loss_section(source: Document) -> dict[str, Any]:
     kind = "mse" if kind == "base" else kind
     parameters: Keys = (*at, "base_loss_parameters" if by_variable else "training_loss_parameters")
     made: dict[str, Any] = {"type": "mse", "scale": "state", **_function(source, at, kind, parameters)}
-    # CREDIT's loss by variable weights rows only if told to.
+    # CREDIT's loss by variable weights rows only if this is requested.
     if not source.get(*at, "use_latitude_weights", default=not by_variable):
         made["latitude_weights"] = False
     _remark_on_others(source, at)

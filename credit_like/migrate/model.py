@@ -24,7 +24,7 @@ _NOISE = {
     "correlated": "not translated: noise is independent at each point; see `correlation` of `model.noise`, in time",
     "pretrained_weights": "give the weights as `import-credit CONFIG --weights FILE`, and name the result in `start_from`",
 }
-"""Keys of these models, and what is here instead."""
+"""Keys of these models → their counterparts here."""
 
 
 def model_section(

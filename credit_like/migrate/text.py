@@ -14,7 +14,7 @@ _WIDTH, _LINES = 140, 60
 
 
 def written(experiment: Mapping[str, Any], path: Path) -> str:
-    """Return the translation of `path` as YAML text: a key of a section on a line of its own, and what is below it beside it."""
+    """Return the translation of `path` as YAML text: one line for each key of a section, with nested values on the same line."""
     short = {key: f"{key}: {_flow(value)}" for key, value in experiment.items()}
     for width in (_WIDTH, 10**9):  # the second time what does not fit stays on its line
         parts = {key: [line] for key, line in short.items()}

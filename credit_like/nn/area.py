@@ -43,7 +43,7 @@ class AreaMean(nn.Module):
     precise: Tensor
     """The weights in float64, on the device of the fields, for sums in float64."""
     valid: Tensor | None
-    """Which points have data, where the weights do not say so."""
+    """Mask of the points that have data, if the weights do not contain it."""
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ def _dropped(rate: float) -> int:
 
 
 def gain(rate: float) -> float:
-    """Return 1 / (1 - rate), by which what is kept is multiplied.
+    """Return 1 / (1 - rate), by which the remaining values are multiplied.
 
     It is no part of a mask, because in bfloat16 it would be rounded by up to 0.4 %, the same for all values.
     """

@@ -74,7 +74,7 @@ class UpHead(Layer):
     """
 
     shard_unit = True
-    recompute = "never"  # backward starts here and would recompute at once whatever was not saved
+    recompute = "never"  # backward starts here, so everything that was not saved would be recomputed at once
     full_precision = True  # its output is the predicted field
 
     def __init__(

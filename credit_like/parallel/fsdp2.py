@@ -130,7 +130,7 @@ def _build_mp_policy(conf: Any) -> MixedPrecisionPolicy | None:
 
 
 def _fix_spectral_norm_dtype(model: nn.Module) -> None:
-    """Store u, v and 1/σ in fp32, or in fp64 for fp64 weights, whatever precision the layers compute in.
+    """Store u, v and 1/σ in fp32, or in fp64 for fp64 weights, regardless of the precision in which the layers compute.
 
     The state is updated outside forward, from the sharded master weights; forward casts 1/σ to the dtype of the weight.
     """
@@ -285,7 +285,7 @@ def set_gradient_communication(model: nn.Module, reduce: Reduce) -> None:
 
 
 def fsdp2_is_applied(model: nn.Module) -> bool:
-    """Return whether the model itself is sharded by FSDP2, whatever the configuration says."""
+    """Return whether the model itself is sharded by FSDP2, regardless of the configuration."""
     return any(isinstance(module, FSDPModule) for module in model.modules())
 
 

@@ -77,7 +77,7 @@ def _rank(rank: int, world: int, threads: int, port: Connection, function: Calla
         answer = Answer("done", function())
     except UserError as error:
         answer = Answer("refused", str(error))
-    except Exception:  # noqa: BLE001 - whatever a rank raises is for the caller to show
+    except Exception:  # noqa: BLE001 - the caller shows any exception of a rank
         answer = Answer("failed", traceback.format_exc())
     # bytes, because `send` would share tensors with a process that is about to end
     pipe.send_bytes(pickle.dumps(answer))

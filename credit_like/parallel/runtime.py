@@ -104,7 +104,7 @@ class Runtime:
 
     @property
     def is_main(self) -> bool:
-        """Return whether this process logs and writes whatever is written once."""
+        """Return whether this process writes the log and the files that are written once."""
         return self.rank == 0
 
     @cached_property

@@ -41,7 +41,7 @@ def channels_of(name: str, variables: Sequence[Variable], key: str) -> slice:
 
 
 def channel_of(name: str, variables: Sequence[Variable], key: str) -> int:
-    """Return the channel of a variable at the surface, likewise. Raises UserError if it is absent or on levels."""
+    """Return the channel of a surface variable, given by name or alias. Raises UserError if it is absent or on levels."""
     where = channels_of(name, variables, key)
     if where.stop - where.start != 1:
         raise UserError(f"{key}: expected a variable at the surface, got {name!r} on levels, change it")

@@ -78,7 +78,7 @@ def _planned(experiment: Experiment, world: int, grid: Grid, gpu: bool, known: d
     layout = Candidate(
         at.data, at.tensor, at.domain, chosen.replicate, chosen.data, columns=at.columns, ensemble=at.ensemble
     )
-    machine = machine_of("a100-40gb", {"streams": gpu})  # only memory is told, and that depends on the kernels alone
+    machine = machine_of("a100-40gb", {"streams": gpu})  # only memory is reported, which depends on the kernels alone
     rows, _ = simulate_all(experiment, [layout], machine, grid, known=known)
     return rows[0] if rows else None
 

@@ -268,13 +268,13 @@ class _Timed:
         self.taken[key].append(self.clock() - began)
 
     def clear(self) -> None:
-        """Forget what was timed."""
+        """Discard the timings."""
         for taken in self.taken.values():
             taken.clear()
 
 
 def _between_cpus(machine: Machine, device: torch.device, clock: Clock) -> Machine:
-    """Return the machine with the times of collectives amid a step, of all ranks and of pairs, and those of FSDP2."""
+    """Return the machine with the times of collectives within a step (of all ranks and of pairs) and of FSDP2."""
     machine = replace(machine, collectives=_amid_steps(device, clock))
     # The small model as it is, sharded in many units and as a single unit; the larger one as it is and in many units.
     widths = _NARROW, _NARROW, _NARROW, _WIDTH, _WIDTH

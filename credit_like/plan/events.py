@@ -50,9 +50,9 @@ class Start(NamedTuple):
     ahead: bool = False
     """Begin as soon as gathered parameters may be overwritten, instead of when the computation has come here."""
     blocks: bool = True
-    """Whether a device without streams of its own, such as a CPU, does nothing else meanwhile."""
+    """Whether a device without streams, such as a CPU, does nothing else during this collective."""
     packed: int = 0
-    """Number of parameters or gradients that FSDP2 packs for it; 0 for what is not of FSDP2."""
+    """Number of parameters or gradients that FSDP2 packs for it; 0 for other collectives."""
 
 
 class Wait(NamedTuple):
@@ -226,7 +226,7 @@ class _Clock:
         return max(since, self.host, self.groups.get(start.ranks, 0.0))
 
     def _handle(self, seconds: float) -> None:
-        """Spend time of the host, which is the device if this has no streams of its own."""
+        """Spend time of the host, which is also the device if that has no streams."""
         if self.machine.streams:
             self.host += seconds
         else:

@@ -225,7 +225,7 @@ _Curve = tuple[tuple[int, float, float], ...]
 
 @cache
 def _curves(seen: tuple[Seen, ...], kind: str) -> dict[int, _Curve]:
-    """Return number of ranks → what was measured of a kind of collective. The latency is the time of the smallest."""
+    """Return number of ranks → measurements of a kind of collective. The latency is the time of the smallest message."""
     points: dict[int, list[tuple[int, float]]] = {}
     for which, ranks, size, took in sorted(seen):
         if which == kind:

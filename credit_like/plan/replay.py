@@ -29,7 +29,7 @@ Key = tuple[Any, ...]
 
 
 class _New(NamedTuple):
-    """A result with a storage of its own."""
+    """A result with its own storage."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]

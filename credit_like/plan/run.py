@@ -1,4 +1,4 @@
-"""Simulate all layouts of a number of ranks, each rank in a process of its own."""
+"""Simulate all layouts of a number of ranks, each rank in a separate process."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class Experiment(Section):
     site: SiteSection | None = None
     """Batch system: the name of a profile, or its keys. Default: this machine."""
     pbs: PbsSection | None = None
-    """Resources that jobs request, whatever the batch system."""
+    """Resources that jobs request, on any batch system."""
 
     @model_validator(mode="wrap")
     @classmethod

@@ -1,4 +1,4 @@
-"""The phases of a training, each as an experiment of its own."""
+"""The phases of a training, each as a separate experiment."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def state_of(folder: str | Path) -> str | None:
 
 
 def write_findings(experiment: Experiment, fresh: bool = False) -> Iterator[tuple[Key, str]]:
-    """Check that a training may write to what is in `save_loc`; forecasts do not need this of a run.
+    """Check that a training has write permission for the files in `save_loc`; forecasts do not need it.
 
     A `fresh` one removes all of it but the lock.
     """
@@ -130,7 +130,7 @@ def _taken_name(folder: str) -> str | None:
         if os.path.isfile(os.path.join(folder, name)):
             return f"{own} {name} is a file and not a run's folder"
     if os.path.isfile(os.path.join(folder, "experiment.yml")):
-        # The logs of a run may be damaged; it goes on all the same.
+        # A run continues even if its logs are damaged.
         return None if is_run(folder) else f"{own} experiment.yml is not the record of a run and would be replaced"
     for name, mark in _MARKS.items():
         file = os.path.join(folder, name)

@@ -144,7 +144,7 @@ class ShortForecasts:
 
 
 class Allowance:
-    """How much of a run's time the short forecasts may take: `share` of it, whatever they cost.
+    """Limit of the time that short forecasts may take: the fraction `share` of the time of the run.
 
     `estimate` is their cost in seconds before they have run once; from then on it is what they took last.
     """

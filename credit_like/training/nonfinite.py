@@ -76,7 +76,7 @@ def first_of_ranks(mine: str | None, runtime: Runtime) -> str | None:
 
 @contextmanager
 def _observed(stepper: nn.Module, found: _Found, backward: bool) -> Iterator[None]:
-    """Set `found` to what is not finite first, in the order in which it is computed."""
+    """Set `found` to the first tensor that is not finite, in the order of computation."""
     handles = []
     for name, module in stepper.named_modules():
         shown = f"{canonical_name(name) or 'stepper'} ({type(module).__name__})"

@@ -8,7 +8,7 @@ from credit_like.state import Sample
 
 
 class ToDevice:
-    """Copies samples to a device; to a GPU on a stream of its own, during the computation that was queued before.
+    """Copies samples to a device; to a GPU on a separate stream, during the computation that was queued before.
 
     The sample is in pinned memory, otherwise the host waits for the copy.
     """

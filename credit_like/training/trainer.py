@@ -69,7 +69,7 @@ class Trainer:
                 f"model.type: expected a model to train, got {experiment.model.type}, which has no weights; change it"
             )
         # Where FSDP2 has a precision policy, autocast would cast what that keeps in fp32. What was applied counts: a single
-        # rank shards nothing, whatever `parallelism.data` says.
+        # rank shards nothing, regardless of `parallelism.data`.
         policy = fsdp2_dtype(self.state.model)
         amp = section.amp and policy is None
         self.precision = _precision(policy, amp)

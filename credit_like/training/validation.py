@@ -92,7 +92,7 @@ class Validation:
                 context.runtime,
                 names,
                 climatology,
-                # Scores are means over area, whatever weights the loss has.
+                # Scores are means over area, regardless of the weights of the loss.
                 context.area_mean(torch.from_numpy(context.statistics.mask(context.variables.outputs))),
                 self.amp,
                 self.stage.phase.experiment.trainer.members,

@@ -38,7 +38,7 @@ _unwritable: dict[Path, OSError] = {}  # folders in which this process stores no
 
 
 class ObjectCache:
-    """Objects by name, of at most `limit` bytes together; what is being written comes on top."""
+    """Objects by name, of at most `limit` bytes in total, not counting those that are being written."""
 
     def __init__(self, folder: str | Path, limit: int) -> None:
         self.folder, self.limit = Path(folder), limit
@@ -86,7 +86,7 @@ class ObjectCache:
 
     @contextmanager
     def alone(self, names: Iterable[str]) -> Iterator[None]:
-        """Wait until no other process or thread is in this context with one of the names, but not for ever.
+        """Wait, for a limited time, until no other process or thread is in this context with one of the names.
 
         Where files cannot be locked, nobody waits, and several may fetch the same object.
         """
@@ -98,7 +98,7 @@ class ObjectCache:
 
     @asynccontextmanager
     async def alone_async(self, name: str) -> AsyncIterator[None]:
-        """Wait likewise, without a thread of its own: those that wait must not keep the one that fetches from a thread."""
+        """Wait in the same way, but without occupying a thread, which the process that fetches may need."""
         with ExitStack() as stack:
             with suppress(OSError):
                 file, end = stack.enter_context(_opened(self._lock_of(name))), time.monotonic() + _FETCH_WAIT

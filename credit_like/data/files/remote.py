@@ -72,7 +72,7 @@ class RemoteStore(WrapperStore[FsspecStore]):
 
     @contextmanager
     def opening(self) -> Iterator[None]:
-        """Ask the server first for whatever is read in this context, though the cache may hold it."""
+        """Ask the server first for all reads in this context, even if the cache contains the object."""
         self._opening = True
         try:
             yield

@@ -1,4 +1,4 @@
-"""An index of many files: what is needed of each to join them, so that a file is opened only when it is read.
+"""An index of many files: the metadata that are needed to join them, so that a file is opened only when it is read.
 
 The index lies in the user's cache (`CREDIT_LIKE_CACHE`), one for each set of files and options. An entry holds for as long as
 the file's size and times of change are those of the entry; entries of changed and new files are rebuilt, those of
@@ -102,7 +102,7 @@ class About:
 
 
 def indexed(paths: Sequence[str], options: str, look: Callable[[str], About]) -> list[About | None]:
-    """Return what is known of each file, by the index or by a `look` at it; None for a file that no entry can describe.
+    """Return the metadata of each file, from the index or from a `look` at it; None for a file that no entry can describe.
 
     `options` is everything besides the files on which a look depends. Raises as `look` does.
     """
@@ -204,7 +204,7 @@ def _save(index: Path, entries: _Entries) -> None:
 
 @contextmanager
 def _alone(index: Path) -> Iterator[None]:
-    """Wait until no other process makes this index, but not for ever, as for one that is stopped.
+    """Wait, for a limited time, until no other process makes this index; such a process may be stopped.
 
     Where files cannot be locked, and after the wait, several may make it.
     """

@@ -183,7 +183,7 @@ def _throughput(loader: Loader, epoch: int, batches: int) -> tuple[float, float]
             began = time.perf_counter()
     rate = (read - warm) / (time.perf_counter() - began)
     loader.close()
-    ahead = loader.windows_ahead  # the workers have read these, but nobody has consumed them
+    ahead = loader.windows_ahead  # the workers have read these, but they have not been consumed
     return rate, (_cpu() - cpu) / min(read + ahead, len(loader))
 
 
@@ -297,7 +297,7 @@ def _in_processes(tasks: _Tasks, chosen: Sequence[int], processes: int) -> tuple
     with signals_held():
         for part in parts:
             part.start()
-    with suppress(BrokenBarrierError):  # a process that ends before it says so is reported below
+    with suppress(BrokenBarrierError):  # a process that ends before it reaches the barrier is reported below
         together.wait(_PATIENCE)
     began = time.perf_counter()
     for part in parts:

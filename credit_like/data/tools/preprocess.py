@@ -250,7 +250,7 @@ def _pieces_by_day(
 
 
 def _key(store: FieldStore, variables: Variables, data: DataSection, blocks: Sequence[TimeBlock], files: str) -> str:
-    """Return a hash of what is read, where it is read from, and which part of the result it is for."""
+    """Return a hash of the data that are read, of their files, and of the part of the result for which they are read."""
     told = {
         "files": files,
         "source": [source.model_dump(mode="json") for source in data.source],

@@ -1,4 +1,4 @@
-"""Which local files are read, and in which state: what is made of them is of no use once they have changed."""
+"""State of the local files that are read: results computed from them are invalid once they have changed."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _NUMBERS = ("1", "level", "levels")
 _ELSE = "use netcdf (in `credit-like forecast`: -o FILE.nc)"
 _MOST_MEMBERS = 255
 """What the eight bits of GRIB's fields for members count."""
-_MISSING = 9999.0  # what ecCodes takes for a point without value; marked in the bitmap
+_MISSING = 9999.0  # ecCodes marks points with this value as missing in the bitmap
 # ECMWF's parameter database, https://codes.ecmwf.int/grib/param-db/
 _PARAMETERS = {
     "temperature": 130, "u_component_of_wind": 131, "v_component_of_wind": 132, "specific_humidity": 133,
@@ -146,7 +146,7 @@ class GribWriter(FilePerInit):
         )
 
     def chunks(self, name: str) -> tuple[int, ...]:
-        """Return chunks of one lead, since every message is a field of its own."""
+        """Return chunks of one lead, since every message is one field."""
         front = (1,) * len(self.layout.dims)
         return (*front, *self.layout.field_shape(name))
 

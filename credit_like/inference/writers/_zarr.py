@@ -191,7 +191,7 @@ def _boxes(places: Sequence[ForecastKey]) -> Iterator[tuple[tuple[slice, slice],
 
 
 def _flush(path: Path) -> None:
-    """Flush all files in a folder to the disk: what is recorded as complete must be so after a power failure too.
+    """Flush all files in a folder to the disk: forecasts recorded as complete must be complete even after a power failure.
 
     Files that disappear meanwhile are drafts of another rank, which flushes what they become.
     """

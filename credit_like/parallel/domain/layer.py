@@ -64,7 +64,7 @@ class DomainLayer(nn.Module):
         return x
 
     def rest(self, *of_axes: tuple[int, int]) -> list[tuple[int, int]]:
-        """Return what is left to do along each axis (such as zeros to add): nothing where an exchange has done it."""
+        """Return the remaining work along each axis (such as zeros to add); nothing if an exchange has already done it."""
         return [(0, 0) if plan else amount for plan, amount in zip(self.plans, of_axes, strict=True)]
 
     def _set(self, manager: DomainManager, **values: object) -> None:

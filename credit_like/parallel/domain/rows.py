@@ -233,7 +233,7 @@ def _begin(
 
 
 def _end(flying: Tensor | None, rows: Sequence[int], like: Tensor, dim: int) -> list[Tensor]:
-    """Wait for what was begun and return the parts from all ranks, of `rows[s]` rows each."""
+    """Wait for the exchange that was begun and return the parts from all ranks, of `rows[s]` rows each."""
     shapes = [_shape(like.shape, dim, n) for n in rows]
     if flying is None:
         return [like.new_empty(shape) for shape in shapes]

@@ -42,7 +42,7 @@ class Rows:
 
 @dataclass
 class Call:
-    """One operation: its arguments by name (defaults included), its results, and what is known of its tensors."""
+    """One operation: its arguments by name (defaults included), its results, and the known properties of its tensors."""
 
     args: dict[str, Any]
     results: list[Tensor]
