@@ -1,4 +1,4 @@
-"""What training and forecasts have in common: one argument in place of seven."""
+"""The objects that training and forecasts share, passed as one argument."""
 
 from __future__ import annotations
 

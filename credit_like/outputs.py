@@ -1,4 +1,4 @@
-"""Files of results: they can be written, replace nothing but what a command has made, and are complete or not there."""
+"""Files of results: checks that they can be written and replace only a command's own output, and atomic writing."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def sync(path: str | Path) -> None:
 
 
 def draft_beside(path: Path) -> Path:
-    """Return a hidden name of this process beside `path`; remove what dead processes of this host left under such names."""
+    """Return a hidden name for this process beside `path`; remove files that dead processes of this host left under such names."""
     stem = f".{path.name}.{_machine():08x}-"
     for left in path.parent.glob(f"{glob.escape(stem)}*"):
         with suppress(OSError):
@@ -147,7 +147,7 @@ def _is_alive(pid: str) -> bool:
 
 
 def folder_identity(path: Path) -> tuple[int, int] | None:
-    """Return what tells a folder from one that takes its place; None where there is none.
+    """Return an identity that distinguishes a folder from a later one at the same path; None if there is no folder.
 
     A store that was read is the one that was opened if this is the same afterwards.
     """

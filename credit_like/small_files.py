@@ -1,4 +1,4 @@
-"""Files that the program reads as a whole: only regular ones, of a size that they can have.
+"""Files that the program reads as a whole: they must be regular files of a plausible size.
 
 Anything may be where such a file is expected. A pipe or a device waits for a writer or never ends, a sparse file declares more
 than the memory holds, and a few lines of YAML with aliases stand for billions of values.

@@ -1,4 +1,4 @@
-"""What concerns the grid and the times of the data, not their values."""
+"""Checks of the grid and the times of the data, not of their values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What concerns the values of the data, and the statistics of them."""
+"""Checks of the values of the data and of their statistics."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def made_statistics_findings(store: Store) -> Iterator[Finding]:
 
 
 def stored_findings(store: Store) -> Iterator[Finding]:
-    """Check that a source whose statistics are to be used has those of every variable that is read."""
+    """Check that a source with `statistics: true` has statistics of every variable that is read."""
     from credit_like.data.stored_statistics import read_stored
 
     experiment = store.experiment

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from credit_like import bands
 from credit_like.check.run import steps_per_epoch
@@ -16,9 +16,6 @@ from credit_like.schema.checks import SPLITS, layout
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.phases import Phase, phases
 from credit_like.variables import ROLES
-
-if TYPE_CHECKING:
-    pass
 
 
 def describe(experiment: Experiment, store: Store, world: int) -> dict[str, Any]:

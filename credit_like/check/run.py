@@ -1,4 +1,4 @@
-"""What training, forecasts, scores and jobs would refuse. The checks call the functions that do."""
+"""Checks of everything that training, forecasts, scores and jobs would refuse, by the functions that refuse it."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def parameter_findings(store: Store, fresh: bool) -> Iterator[Finding]:
 
 
 def checkpoint_findings(store: Store) -> Iterator[Finding]:
-    """Yield in what the weights of the run's newest checkpoint are those of another experiment, and a step without weights."""
+    """Yield how the experiment of the run's newest checkpoint differs from this one, and a requested step without weights."""
     experiment, folder = store.experiment, FilePath(store.experiment.save_loc)
     if not has_checkpoints(folder):
         return

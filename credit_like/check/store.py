@@ -1,4 +1,4 @@
-"""The open store as the checks see it, and what a function refuses as findings."""
+"""The open store with the axes that checks use, and the conversion of errors to findings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether an experiment is that of a checkpoint, from which it continues or makes forecasts.
+"""Comparison of an experiment with a checkpoint from which it is to continue or make forecasts.
 
 Tensors alone do not tell: the order of variables, their statistics, the time step and many keys of a model leave all shapes
 as they are, and forecasts would be wrong without an error.

@@ -1,4 +1,4 @@
-"""Comparison of the units that the data declare with those that a computation counts on; unknown units are left alone."""
+"""Comparison of the units that the data declare with those that a computation expects; unknown units are not compared."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def check_levels(store: FieldStore, name: str, scale: Scale) -> None:
 
 
 def parametric(store: FieldStore, variable: Variable) -> str:
-    """Return the CF name of a parametric vertical coordinate, such as that of hybrid levels, on which a variable is, or nothing.
+    """Return the CF name of the parametric vertical coordinate of a variable, such as hybrid levels; empty if there is none.
 
     Its values may be in hPa, but are not the pressure at these levels (CF conventions, appendix D).
     """

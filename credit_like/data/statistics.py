@@ -537,7 +537,7 @@ def _guard(
     change_std: NDArray[np.float64],
     count: NDArray[np.float64],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Raise UserError for a channel whose standard deviation would be a zero divisor, or is that of fill values."""
+    """Raise UserError for a channel with a standard deviation of zero, or with one that stems from fill values."""
     if empty := [name for name, n in zip(names, count, strict=True) if n == 0]:
         raise UserError(f"expected data of {', '.join(empty)} in the training period, got only missing values")
     if filled := [name for name, m, s in zip(names, mean, std, strict=True) if max(abs(m), s) > MOST]:

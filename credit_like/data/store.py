@@ -111,7 +111,7 @@ class FieldStore:
         self._order: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
 
     def in_order(self, grid: Grid, rows: NDArray[np.int64], columns: NDArray[np.int64]) -> FieldStore:
-        """Return this store with its rows and columns in another order, in which they are those of `grid`.
+        """Return this store with its rows and columns reordered to those of `grid`.
 
         It reads whole fields, whatever part is asked for.
         """

@@ -139,7 +139,7 @@ class Orthographic(Projection):
 
 @dataclass(frozen=True)
 class Polar(Projection):
-    """Stereographic about a pole, whose latitude is that of the centre, down to 20 degrees of latitude."""
+    """Stereographic projection about the pole nearest to the centre, down to 20 degrees of latitude."""
 
     centre: tuple[float, float] = (90.0, 0.0)
     is_round: ClassVar[bool] = True

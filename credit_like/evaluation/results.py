@@ -204,7 +204,7 @@ def _published(array: xr.DataArray, wanted: Wanted, what: str) -> Published:
 
 
 def _in_wanted_units(published: Published, what: str) -> xr.DataArray:
-    """Return scores in the wanted units; those of metrics of which it is not known how they depend on units are left out."""
+    """Return scores in the wanted units, without metrics whose dependence on units is not known."""
     array = published.array
     if published.factor == 1:
         return array

@@ -345,7 +345,7 @@ def _positions(there: NDArray[Any], wanted: NDArray[np.float64], axis: str, wher
 
 
 def _forms(declared: str, trained: str) -> dict[str, float]:
-    """Return the units in which levels may be those of the model, and the factors that convert to them.
+    """Return the units that convert to those of the model's levels, with their factors.
 
     These are the units of the training data where both are known, else those declared, or a pressure in hPa or Pa. Levels
     without units may be anything: a file of pressures may lack them, and numbers of layers have none.

@@ -1,4 +1,4 @@
-"""What is known of an experiment's forecasts before the first step; needs no torch."""
+"""The plan of an experiment's forecasts: initial times, leads and files; needs no torch."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ class Config(LossConfig):
 
 
 def pointwise(config: Config, error: Tensor) -> Tensor:
-    """Return log cosh e = |e| + log(1 + exp(−2|e|)) − log 2, in which nothing overflows."""
+    """Return log cosh e = |e| + log(1 + exp(−2|e|)) − log 2, which does not overflow."""
     import torch
 
     return torch.logaddexp(error, -error) - math.log(2.0)

@@ -111,7 +111,7 @@ def _translated(source: Document, path: Path, upsample: str | None, weights: tup
 
 
 def run(path: Path, weights: Path | None, output: Path) -> Translation:
-    """Write the translation of an experiment, and of its weights beside it; return what was written.
+    """Write the translation of an experiment, and of its weights beside it; return the result.
 
     Nothing is written before everything that can be refused has been. Raises UserError as `translate` does, if the
     output exists, or if the weights do not fit the model.

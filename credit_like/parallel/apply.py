@@ -91,7 +91,7 @@ def freeze_parameters(model: nn.Module, patterns: Sequence[str], key: str = "sta
 
 
 def unfrozen(parameters: Mapping[str, bool], patterns: Sequence[str], key: str) -> list[str]:
-    """Return the names of the trained parameters (those of True) that match none of the patterns.
+    """Return the names of the trained parameters (marked True) that match none of the patterns.
 
     Raises UserError, which begins with `key`, for a pattern that matches no parameter, and where none is left to train.
     """

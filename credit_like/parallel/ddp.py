@@ -16,7 +16,7 @@ from credit_like.parallel.mesh import default_mesh
 
 
 class _FixedBuckets(DistributedDataParallel):
-    """DistributedDataParallel whose buckets of gradients are those of its second step from the first step on.
+    """DistributedDataParallel that uses the gradient buckets of its second step from the first step on.
 
     torch arranges the buckets anew after the first backward. The order in which four or more ranks add a number depends on its
     place in a bucket, so that the first step after a restart would differ from the same step of a run that went on. Here the

@@ -144,7 +144,7 @@ def _fix_spectral_norm_dtype(model: nn.Module) -> None:
 
 
 class _OwnTensor(torch.autograd.Function):
-    """The identity, whose output is not a view of its input for autograd; nothing is copied."""
+    """The identity, without a copy, but with an output that autograd does not regard as a view of the input."""
 
     @staticmethod
     def forward(_ctx: Any, x: Tensor) -> Tensor:
@@ -211,7 +211,7 @@ def apply_fsdp2(
 
 
 def free_gathered(model: nn.Module) -> None:
-    """Free what a forward without a backward has gathered; nothing happens in other layouts.
+    """Free the parameters that a forward without a backward has gathered; do nothing in other layouts.
 
     With `fsdp2_reshard_after_forward: false` the next forward would compute with these copies, whatever the shards hold
     then. What changes the shards outside of a training step, or reads the weights of layers, calls this first.

@@ -1,4 +1,4 @@
-"""What the `physics` entries of an experiment have in common."""
+"""The base of the `physics` entries of an experiment."""
 
 from __future__ import annotations
 

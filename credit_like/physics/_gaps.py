@@ -1,4 +1,4 @@
-"""Variables that have no data at some points, which some corrections cannot use."""
+"""Variables with missing points, which some corrections cannot use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clipping: a quantity that cannot be negative is set to zero where the model predicts less.
+"""Clipping: values beyond a bound are set to it, for example negative humidity to zero.
 
 x ← max(x, minimum), and x ← min(x, maximum) where a maximum is given. Clipping adds a little of the quantity, so list it
 before the corrections that conserve it.

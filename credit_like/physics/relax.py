@@ -1,4 +1,4 @@
-"""Relaxation of zonal means to those of the data: a slow pull towards the climate, as heating and friction exert it.
+"""Relaxation of zonal means towards those of the data, similar to the effect of heating and friction.
 
 With [x] the mean of x along a row, over the points that have data, and c the mean of [x] over the times of `climatology`,
 

@@ -1,4 +1,4 @@
-"""The memory of a training step by the plan, and changes that save memory: advice for a run whose memory was exhausted.
+"""Advice for a run that ran out of memory: the planned memory of a training step, and changes that save memory.
 
     python -m credit_like.plan.advice experiment.yml WORLD ROWSxCOLUMNS cpu|cuda
 
@@ -50,7 +50,7 @@ def advice(experiment: Experiment, world: int, grid: Grid, gpu: bool = True) -> 
 
 
 def changes(experiment: Experiment) -> Iterator[tuple[str, Experiment]]:
-    """Yield what may be changed in an experiment to save memory, as it is written in YAML, with the changed experiment."""
+    """Yield changes of an experiment that save memory, as YAML, with the changed experiment."""
     trainer = experiment.trainer
     if trainer.micro_batch_size > 1:
         smaller = max(size for size in range(1, trainer.micro_batch_size) if trainer.micro_batch_size % size == 0)

@@ -1,4 +1,4 @@
-"""What kind of loss an experiment has: of single forecasts or of the members of an ensemble."""
+"""The kind of an experiment's loss: of single forecasts or of the members of an ensemble."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Experiments of which some keys are not valid, for the checks that do not depend on these."""
+"""Experiments with invalid keys, for the checks that do not depend on these keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Garbage collection between steps, at the same one on all ranks."""
+"""Garbage collection between steps, after the same step on all ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups of parameters with a learning rate or weight decay of their own."""
+"""Groups of parameters with separate learning rates or weight decays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Noise on the fields from which a training step forecasts, so that the model learns to correct departures from the data.
+"""Noise on the input of a training step, so that the model learns to correct deviations from the data.
 
 A model that is trained on analysed states alone has never seen those to which its own errors lead, and may amplify what it
 has not seen. With noise on the input and the target as it was, the loss rewards a step that takes out a departure from the

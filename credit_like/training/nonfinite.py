@@ -1,4 +1,4 @@
-"""Find the first module in which a number becomes infinite or NaN: a step that was skipped is computed once more.
+"""Find the first module that makes a number infinite or NaN, by computing a skipped step once more.
 
 Nothing is observed in ordinary steps. All ranks of a layout repeat the step together, because its collectives need them.
 """

@@ -1,4 +1,4 @@
-"""When a run has to stop before it is finished: signals, `stop_after` and the walltime of the batch system."""
+"""Conditions that stop a run before it is finished: signals, `stop_after` and the walltime of the batch system."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def seconds_left(
 
 
 def _run(command: list[str]) -> str:
-    """Return what a command prints; nothing if it does not exist, fails, or takes longer than 10 s."""
+    """Return the output of a command; empty if it does not exist, fails, or takes longer than 10 s."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError) as error:

@@ -120,7 +120,7 @@ class Tracking:
             self._try(lambda: backend.log(values, step))
 
     def close(self, state: str) -> None:
-        """End the tracker's run, whose `state` is that of status.json."""
+        """End the tracker's run with the `state` of status.json."""
         backend, self._backend = self._backend, None
         if backend is not None:
             self._try(lambda: backend.close(state))

@@ -312,7 +312,7 @@ def _write_failure(
 
 
 def _precision(policy: torch.dtype | None, autocast: bool) -> str:
-    """Return the precision in which a model computes, and what sets it: FSDP2's policy, autocast or neither."""
+    """Return the precision in which a model computes, and its origin: FSDP2's policy, autocast or neither."""
     if autocast:
         return "bfloat16 (autocast)"
     return "bfloat16 (FSDP2 policy)" if policy == torch.bfloat16 else "float32"

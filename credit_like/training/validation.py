@@ -1,4 +1,4 @@
-"""What is measured at a validation: loss, RMSE and ACC over the validation samples, and short forecasts."""
+"""Validation: loss, RMSE and ACC over the validation samples, and short forecasts."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ class Loader:
             yield sample.unwrap() if isinstance(sample, _Failure) else sample
 
     def again(self, epoch: int, start: int, count: int) -> list[Sample]:
-        """Return micro-batches `start` to `start + count` of an epoch, read here and now, beside those of `batches`.
+        """Return micro-batches `start` to `start + count` of an epoch, read at once and independently of `batches`.
 
         Raises ReadError if data cannot be read.
         """

@@ -1,4 +1,4 @@
-"""The folder of files that can be made again, and the copies of remote stores in it."""
+"""The folder of reproducible files, and the copies of remote stores in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages of GRIB files: an index of what they hold and where, and the decoding of one of them by ecCodes.
+"""Messages of GRIB files: an index of their fields and positions, and the decoding of a message by ecCodes.
 
 A file is indexed once per process; forked processes inherit the index. A message is read by its offset, so that no file
 stays open. All calls of ecCodes are made under one lock, because not every build of it is thread-safe.
@@ -216,7 +216,7 @@ def _fits(at: int, size: int, end: int) -> None:
 
 
 def _joined(file: BinaryIO, parts: tuple[tuple[int, int], ...]) -> Callable[[ModuleType], Any]:
-    """Return a function that makes a handle of a message with these parts, whose length is that of one field."""
+    """Return a function that makes an ecCodes handle of a message with these parts, which contain a single field."""
     pieces = []
     for offset, length in parts:
         file.seek(offset)

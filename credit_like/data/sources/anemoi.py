@@ -112,7 +112,7 @@ def _kept(group: zarr.Group, attrs: Mapping[str, Any]) -> NDArray[np.int64]:
 
 @contextmanager
 def _opened(path: str, config: Config) -> Iterator[zarr.Group]:
-    """Open the group of a dataset, of which the coordinates are to be read in this context."""
+    """Open the group of a dataset; its coordinates must be read within this context."""
     if not is_url(path):
         yield zarr.open_group(path, mode="r")
         return

@@ -209,7 +209,7 @@ def _write(
 
 
 def _is_written(array: ChunkedArray, values: NDArray[np.float32], key: tuple[slice, ...]) -> bool:
-    """Return whether the values are those of a part of an array, of which one chunk of times is in memory."""
+    """Return whether the values equal a part of an array, comparing one chunk of times after the other."""
     start, size = key[0].start, array.chunks[0]
     spans = [(part.start, part.stop) for part in key[1:]]
     return all(

@@ -1,4 +1,4 @@
-"""What several scores of ensembles have in common: the two terms of the CRPS, and probabilities of events."""
+"""Functions that several ensemble scores share: the two terms of the CRPS, and probabilities of events."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def shard_spatial(tensor: Tensor, manager: DomainManager | None) -> Tensor:
 
 
 def present_bands(tensor: Tensor, axis: Axis, dim: int) -> list[Band]:
-    """Return what each rank along an axis holds of an image whose bands are in rank order. Collective."""
+    """Return the band that each rank along an axis holds of an image, in the order of ranks. Collective."""
     mine = torch.tensor([tensor.shape[dim]], device=tensor.device)
     sizes = [torch.empty_like(mine) for _ in range(axis.size)] if axis.size > 1 else [mine]
     if axis.size > 1:
