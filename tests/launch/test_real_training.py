@@ -157,7 +157,8 @@ def learning_rate(config, base, step, total_steps):
 def test_whole_path_on_this_machine(tmp_path):
     """Train in several jobs, forecast in an array, score: the same scripts, at site local, without a scheduler.
 
-    On one node, since two are in the test above. The first job is asked to stop at a step and not at a time, so that the test does not depend on the machine's speed.
+    On one node, since two are in the test above. The first job is asked to stop at a step and not at a time, so that the test
+    does not depend on the machine's speed.
     """
     file, python = write(tmp_path, "run", "local"), here(tmp_path)
     (tmp_path / "parts" / "schedulers").mkdir(parents=True)
