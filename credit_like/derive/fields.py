@@ -60,6 +60,8 @@ _UNITS = {
 }
 """Units of what fields are computed from."""
 _HORIZONTAL = ("vorticity", "divergence")
+_OF_ONE_LEVEL = ("wind_speed", "relative_humidity", *_HORIZONTAL)
+"""Fields that are computed on each level from that level alone, unless they are interpolated to pressure levels."""
 _BLOCK_BYTES = 32 * 2**20  # of one field of a column, in double precision
 
 
@@ -275,7 +277,9 @@ class Derivation:
             assert variable is not None
             if need not in (_PS, _T2M, _GROUND):
                 if variable.levels or need in (_T, _Q, _U, _V):
-                    self.positions(variable)
+                    self._require_levels(
+                        variable, 1 if name in _OF_ONE_LEVEL and not self.config.pressure_levels else 2
+                    )
             elif variable.levels:
                 raise UserError(
                     f"{self.key}: expected {variable.name} at the surface for {name}, got it on levels; change it or remove {name}"
@@ -314,16 +318,21 @@ class Derivation:
                     f"got it on {other.levels_text}; change its levels or remove {name}"
                 )
 
+    def _require_levels(self, variable: Variable, count: int) -> None:
+        """Raise UserError for a variable on fewer levels than `count`, and for numbers that are not levels."""
+        if len(variable.levels) < count:
+            few = {1: "one level", 2: "two levels"}[count]
+            raise UserError(
+                f"{self.key}: expected {variable.name} on at least {few}, got {len(variable.levels)}; change data.levels"
+            )
+        self.positions(variable)
+
     def positions(self, variable: Variable) -> np.ndarray:
         """Return which of the hybrid levels the levels of a variable are, or the order of its pressure levels.
 
-        Raises UserError for numbers that are not levels, and for a variable on fewer than two levels.
+        Raises UserError for numbers that are not levels.
         """
         levels = np.array(variable.levels)
-        if len(levels) < 2:
-            raise UserError(
-                f"{self.key}: expected {variable.name} on at least two levels, got {len(levels)}; change data.levels"
-            )
         if self.hybrid is None:
             if (levels <= 0).any():
                 raise UserError(f"{self.key}.model_levels: expected levels in hPa, got {levels.min():g}; change it")

@@ -159,6 +159,18 @@ def test_without_pressure_levels_fields_are_on_those_of_the_model(world):
     assert (result["relative_humidity"] > 0).all()
 
 
+@pytest.mark.parametrize("fields_of", ["wind_speed", "vorticity", "divergence", "relative_humidity"])
+@pytest.mark.parametrize("hybrid", [True, False])
+def test_what_needs_no_other_level_is_computed_on_a_single_one(world, fields_of, hybrid):
+    config = {"fields": [fields_of], **({"model_levels": str(world / "levels.yml")} if hybrid else {})}
+    _, several, *_ = derived(world, config, (3, 9, 12))
+    derivation, single, *_ = derived(world, config, (9,))
+    assert [variable.levels for variable in derivation.outputs] == [(9,)]
+    torch.testing.assert_close(single[fields_of], several[fields_of][:, 1:2])
+    with pytest.raises(UserError, match=r"^derive: expected \w+ on at least two levels, got 1; change data.levels"):
+        Derivation(Derive.model_validate({**config, "pressure_levels": [9]}), derivation.variables)
+
+
 @pytest.mark.parametrize("round_to", [10, 0])
 @pytest.mark.parametrize("some", [range(1, 13), (6, 3, 9, 12)])
 def test_levels_named_by_their_pressures_are_those_of_their_numbers(world, tmp_path, some, round_to):
