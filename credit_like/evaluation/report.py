@@ -83,13 +83,14 @@ def describe_scores(results: xr.Dataset, units: Mapping[str, str]) -> dict[str, 
         "provenance": [str(text) for text in results["provenance"].values],
         "metrics": [str(name) for name in results["metric"].values],
         "regions": [region_text(results, str(name)) for name in results["region"].values],
+        "whole": region_text(results, "global"),
         "leads": _hours(results["lead_time"].values),
         "channels": rows,
     }
 
 
 def describe_spectra(results: xr.Dataset) -> dict[str, Any]:
-    """Return zonal energy spectra of the globe at up to four leads: per channel float32 over (source, lead, wavenumber).
+    """Return zonal energy spectra of the whole grid at up to four leads: per channel float32 over (source, lead, wavenumber).
 
     They are in the squared units of the variable times metres. `last` is the last wavenumber of the data, by the spectrum of
     persistence, which is that of the truth.
@@ -130,7 +131,7 @@ def truncation(energy_LK: NDArray[np.floating]) -> int:
 
 
 def describe_ensemble(results: xr.Dataset) -> dict[str, Any]:
-    """Return rank histograms, reliability and Brier scores over the globe, each per channel as float32.
+    """Return rank histograms, reliability and Brier scores over the whole grid, each per channel as float32.
 
     `rank`: (source, lead, rank) and `reliability`: (source, lead, event, bin, part) at up to six leads; `brier`:
     (source, lead, event) at all leads. What was not computed is absent.

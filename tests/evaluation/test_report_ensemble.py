@@ -19,7 +19,7 @@ MEMBERS = 14  # more than a page has stamps
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """(page, scores, forecasts, variables) of an ensemble beside another one, of fewer members."""
+    """(page, scores, forecasts, variables, truth) of an ensemble beside another one, of fewer members."""
     folder = tmp_path_factory.mktemp("report")
     experiment = make_experiment(make_data(folder / "world.nc", masked=True), folder)
     context = make_context(experiment)
@@ -33,7 +33,8 @@ def made(tmp_path_factory):
     experiment = experiment.model_copy(update={"evaluation": experiment.evaluation.model_copy(update=update)})
     dataset = ensemble(store, variables, MEMBERS)
     results = evaluate(experiment, dataset, store, store, variables)
-    return write_report(folder / "report.html", results, dataset, store, variables), results, dataset, variables
+    page = write_report(folder / "report.html", results, dataset, store, variables)
+    return page, results, dataset, variables, store
 
 
 def data_of(page):
@@ -57,7 +58,7 @@ def test_the_page_holds_the_scores_of_events_and_ranks(made):
 
 
 def test_the_page_holds_spread_and_members_to_half_a_step(made):
-    page, _, dataset, _ = made
+    page, _, dataset, *_ = made
     maps = data_of(page)["maps"]
     assert maps["members"] == MEMBERS
     chosen = maps["stamps"]["members"]
@@ -133,6 +134,83 @@ def test_a_browser_draws_the_ensemble(browser, made):
     assert unnamed == 0
     assert errors == []
     context.close()
+
+
+POINTS = """id => [...document.querySelectorAll(`#${id} circle`)].map(
+    (dot) => [dot.querySelector("title").textContent, Number(dot.getAttribute("cx")), Number(dot.getAttribute("cy"))])"""
+TICKS = """id => [...document.querySelectorAll(`#${id} text:not([transform])`)].map(
+    (one) => [one.textContent, one.getAttribute("text-anchor"), Number(one.getAttribute("x")), Number(one.getAttribute("y"))])"""
+CHOOSE = """([id, value]) => { const select = document.getElementById(id); select.value = value;
+    select.dispatchEvent(new Event("change")); return select.value === value; }"""
+
+
+def number(text):
+    digits, _, exponent = text.replace("−", "-").partition(" × 10")
+    return float(digits) * 10.0 ** int(exponent.translate(str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")) or 0)
+
+
+def read_off(tab, plot):
+    """The points of a diagram by the labels of its axes, (curve, lead, value), as a reader would; their titles say the same."""
+    ticks, found = tab.evaluate(TICKS, plot), []
+    below = max(y for _, anchor, _, y in ticks if anchor == "middle") - 22  # under the ticks is the name of the axis
+    along = [(number(text), x) for text, anchor, x, y in ticks if anchor == "middle" and y == below]
+    up = [(number(text), y - 4) for text, anchor, _, y in ticks if anchor == "end"]
+    x_of, y_of = (np.polyfit([at for _, at in axis], [value for value, _ in axis], 1) for axis in (along, up))
+    for title, x, y in tab.evaluate(POINTS, plot):
+        curve, told = title.split(": ")
+        value, lead = map(number, told.split(" at "))
+        found.append((curve, np.polyval(x_of, x), np.polyval(y_of, y)))
+        assert lead == pytest.approx(found[-1][1])
+        assert value == pytest.approx(found[-1][2], rel=0.06, abs=1e-3 * abs(y_of[0]))
+    return found
+
+
+@pytest.mark.parametrize("grid", ["global", "regional"])
+def test_points_of_curves_are_the_scores(browser, made, tmp_path, grid):
+    """Of every variable, level, region and metric, and of each ensemble the scores of the whole grid."""
+    _, results, dataset, variables, store = made
+    results = results.assign_attrs(grid=grid)
+    tab = browser.new_page()
+    tab.goto(write_report(tmp_path / "report.html", results, dataset, store, variables).as_uri())
+    tab.wait_for_selector("html[data-ready]", timeout=900_000)
+    hours = results["lead_time"].values / np.timedelta64(1, "h")
+
+    def check(plot, scores, curves):
+        """Compare with the scores (name of the curve, source, metric)."""
+        expected = [
+            (name, lead, value)
+            for name, source, metric in curves
+            for lead, value in zip(hours, scores.sel(source=source, metric=metric).values, strict=True)
+            if np.isfinite(value)
+        ]
+        found = read_off(tab, plot)
+        assert [point[0] for point in found] == [point[0] for point in expected]
+        wanted, got = (np.array([point[1:] for point in points]) for points in (expected, found))
+        np.testing.assert_allclose(got, wanted, rtol=1e-4)
+
+    sources = list(results["source"].values)
+    for variable, level in (("temperature", 850.0), ("rain", None)):
+        scores = results[variable] if level is None else results[variable].sel(level=level)
+        for part in ("curve", "ensemble"):
+            assert tab.evaluate(CHOOSE, [f"{part}-variable", variable])
+            assert level is None or tab.evaluate(CHOOSE, [f"{part}-level", f"{level:g}"])
+        for region in results["region"].values:
+            shown = "whole regional grid" if (grid, region) == ("regional", "global") else region
+            assert tab.evaluate(CHOOSE, ["curve-region", shown])
+            for metric in ("rmse", "fair-crps", "spread"):
+                assert tab.evaluate(CHOOSE, ["curve-metric", metric])
+                check("curve-plot", scores.sel(region=region), [(source, source, metric) for source in sources])
+        whole = scores.sel(region="global")
+        for source in ("model", "small"):
+            assert tab.evaluate(CHOOSE, ["ensemble-source", source])
+            check("spread-plot", whole, [("error", source, "rmse"), ("spread", source, "spread")])
+            check("ratio-plot", whole, [(name, name, "spread-error") for name in ("model", "small")])
+            names = {name: f"{name}, CRPS" if name in ("model", "small") else name for name in sources}
+            crps = [(shown, name, "fair-crps") for name, shown in names.items()]
+            check("crps-plot", whole, [crps[0], ("mean, MAE", source, "mae"), *crps[1:]])
+    where = "globe" if grid == "global" else "whole regional grid"
+    assert tab.inner_text("#ensemble-note").startswith(f"Over the {where}. ")
+    tab.close()
 
 
 def test_leads_of_the_page_are_those_of_the_scores(made):

@@ -1,6 +1,7 @@
 "use strict";
 const SCORES = DATA.scores, MAPS = DATA.maps, SPECTRA = DATA.spectra, ENSEMBLE = DATA.ensemble;
 const MISSING = 255;
+const WHOLE = SCORES.whole === "global" ? "globe" : SCORES.whole;  // SCORES.whole: the region that is all of the grid
 const LOWER_IS_BETTER = ["rmse", "mse", "mae", "crps", "fair-crps", "seeps"];
 // ---- maps ----------------------------------------------------------------------------------------------------------
 
@@ -420,7 +421,8 @@ function startSpectra() {
       if (y.some(Number.isFinite)) series.push({ name: source, x: y.map((_, k) => k + 1), y });
     });
     $("spectrum-note").textContent =
-      "Mean over the globe and the initial times. Persistence is the truth at the initial time: its spectrum is the reference." +
+      `Mean over the ${WHOLE} and the initial times. ` +
+      "Persistence is the truth at the initial time: its spectrum is the reference." +
       (one.last < n - 1 ? ` The data have no waves above wavenumber ${one.last}, where the curves end.` : "");
     plot($("spectrum-plot"), series, { x: "zonal wavenumber", y: `energy${one.unit ? ` (${one.unit})` : ""}`, label: `spectrum of ${one.title}`, log: true });
   }
@@ -454,7 +456,7 @@ function startEnsemble() {
 
   function draw() {
     const one = row(), more = extra[one.name] || {}, unit = one.unit ? ` (${one.unit})` : "";
-    const over = (name, metric) => SCORES.leads.map((_, i) => score(one, name, metric, "global", i));
+    const over = (name, metric) => SCORES.leads.map((_, i) => score(one, name, metric, SCORES.whole, i));
     const s = SCORES.sources.indexOf(source.value), x = SCORES.leads, options = { x: "lead time (h)", zero: true };
     if (wanted.includes("spread")) {
       const series = [
@@ -492,7 +494,8 @@ function startEnsemble() {
   }
   for (const select of [source, lead, event]) select.addEventListener("change", draw);
   $("ensemble-note").textContent =
-    "Over the globe. A reliable ensemble has a ratio of 1, a flat rank histogram, and events as frequent as their probability: " +
+    `Over the ${WHOLE}. ` +
+    "A reliable ensemble has a ratio of 1, a flat rank histogram, and events as frequent as their probability: " +
     "the dashed lines. The CRPS of a source with one member is its mean absolute error. Bars in the reliability diagram: how " +
     "often a probability is forecast.";
   draw();
@@ -501,7 +504,7 @@ function startEnsemble() {
 /* Whether a source has scores that only an ensemble has. */
 function hasMembers(row, source) {
   const only = ["spread", "spread-error", "spread-skill"].filter((name) => SCORES.metrics.includes(name));
-  if (only.some((name) => SCORES.leads.some((_, lead) => Number.isFinite(score(row, source, name, "global", lead))))) return true;
+  if (only.some((name) => SCORES.leads.some((_, lead) => Number.isFinite(score(row, source, name, SCORES.whole, lead))))) return true;
   const more = ENSEMBLE.channels.find((each) => each.name === row.name);
   if (!more || !more.rank) return false;
   const s = SCORES.sources.indexOf(source), n = ENSEMBLE.ranks * ENSEMBLE.leads.length;
