@@ -27,7 +27,8 @@ class Group(Section):
     match: str = Field(min_length=1)
     """Pattern of names of parameters, such as `head.*`; a parameter belongs to the first group that matches it."""
     learning_rate: Rate | None = None
-    """Learning rate of the group at the top of the schedule. Default: that of the optimiser."""
+    """Learning rate of the group at the top of the schedule. Default: that of the optimiser. All rates of the schedule, also
+    `min_lr`, are multiplied by the ratio of the two."""
     weight_decay: Decay | None = None
     """Weight decay of the group. Default: that of the optimiser."""
 
