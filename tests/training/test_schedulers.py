@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import random
 import shutil
 from types import SimpleNamespace
 
 import pytest
+import torch
+from torch.optim import lr_scheduler
 
 from credit_like import registry
 from credit_like.checkpoint.manager import steps
@@ -69,6 +72,45 @@ def test_plateau() -> None:
     assert rate(9, [1, 2, 2, 2, 2]) == rate(9, [1] * 50) == 0.01
 
 
+def rates_of_torch(make, steps, losses=None):
+    """The rates of one of torch's schedules, which steps with a loss where there are some."""
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=BASE)
+    schedule, found = make(optimizer), []
+    for step in range(steps):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step(*(() if losses is None else (losses[step],)))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_schedules_are_those_of_torch(seed) -> None:
+    draw = random.Random(seed)
+    total, warmup, low = draw.randint(40, 80), draw.randint(0, 9), draw.choice([0, 0.01])
+    rise = [BASE * (step + 1) / warmup for step in range(warmup)]
+    cosine = rates_of_torch(lambda o: lr_scheduler.CosineAnnealingLR(o, total - warmup, low), total - warmup)
+    assert rates("linear-warmup-cosine", total, warmup_steps=warmup, min_lr=low) == pytest.approx([*rise, *cosine])
+    keys = {"period": draw.randint(2, 9), "factor": draw.randint(1, 3)}
+    restarts = rates_of_torch(
+        lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, keys["period"], keys["factor"], low), total - warmup
+    )
+    found = rates("cosine-restarts", total, warmup_steps=warmup, min_lr=low, **keys)
+    assert found == pytest.approx([*rise, *restarts])
+    losses = [draw.uniform(0.5, 1.5) * 0.99**number for number in range(total)]
+    patience, change = draw.randint(1, 4), draw.choice([0, 0.05])
+    plateau = rates_of_torch(
+        lambda o: lr_scheduler.ReduceLROnPlateau(
+            o, factor=0.7, patience=patience - 1, threshold=change, min_lr=low, eps=0
+        ),
+        total,
+        losses,
+    )
+    module = registry.module("scheduler", "plateau")
+    config = module.Config(factor=0.7, patience=patience, min_change=change, min_lr=low)
+    found = [module.learning_rate_after(config, BASE, 99, total, losses[:number]) for number in range(total)]
+    assert found == pytest.approx(plateau)
+
+
 @pytest.mark.parametrize("kind", [name for name in registry.names("scheduler") if name != "constant"])
 def test_no_rate_is_below_the_lowest(kind) -> None:
     """A lowest rate above that of the optimiser is refused in the first step, also where it would apply to a later one."""
@@ -77,6 +119,48 @@ def test_no_rate_is_below_the_lowest(kind) -> None:
         ValueError, match=r"^trainer\.scheduler\.min_lr: expected at most the learning rate 0\.4, got 0\.5"
     ):
         rates(kind, min_lr=0.5, warmup_steps=1)
+
+
+CURVES = [
+    {"type": "constant", "warmup_steps": 6},
+    {"type": "linear-warmup-cosine", "warmup_steps": 3, "min_lr": 1e-5},
+    {"type": "warmup-stable-decay", "warmup_steps": 2, "decay_steps": 5},
+    {"type": "cosine-restarts", "warmup_steps": 1, "period": 3, "factor": 2},
+    {"type": "plateau", "patience": 1, "factor": 0.5, "min_change": 0.3},
+]
+
+
+def test_an_interrupted_run_has_the_rates_of_every_schedule(tmp_path) -> None:
+    """Stops in the warm-up, at the end of a phase, in the decay, before a restart and after a reduction."""
+    steps, end = 9, 9 * len(CURVES)
+    section = {
+        "checkpoint": {"every": 1000, "keep": 9, "async": False},
+        "valid_every": 2,
+        "phases": [{"epochs": 1, "scheduler": scheduler} for scheduler in CURVES],
+    }
+    for stop in (4, 18, 24, 31, 42):
+        assert tiny.trainer(tmp_path / "run", stop_at=stop, **section).fit().state == "continue"
+    assert tiny.trainer(tmp_path / "run", **section).fit().state == "finished"
+    rows = harness.rows(tmp_path / "run")
+    found = {row["step"]: row["learning_rate"] for row in rows if "loss" in row}
+    assert list(found) == list(range(1, end + 1))
+    expected, base = [], 1e-3
+    for step in range(1, end + 1):
+        kind, at = (step - 1) // steps, (step - 1) % steps
+        module, config = registry.module("scheduler", CURVES[kind]["type"]), CURVES[kind]
+        if config["type"] != "plateau":
+            expected.append(module.learning_rate(module.Config(**config), base, at, steps))
+            continue
+        before = [row for row in rows if "valid_loss" in row and row["phase"] == kind and row["step"] < step]
+        best, rate = math.inf, base
+        for row in before:
+            if row["valid_loss"] < best * 0.7:
+                best = row["valid_loss"]
+            else:
+                rate *= 0.5
+        expected.append(rate)
+    assert list(found.values()) == pytest.approx(expected, rel=1e-12)
+    assert expected[-1] < expected[41] < base
 
 
 STILL = {"learning_rate": 1e-30}
