@@ -48,6 +48,33 @@ def test_covariance_is_the_sum_over_degrees():
     assert abs(draws.mean((0, 1, 2))) < 0.01
 
 
+class OneAtATime:
+    """In place of random numbers, all zero but one, which is another one at each call."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def standard_normal(self, shape):
+        drawn = np.zeros(shape)
+        drawn.flat[self.calls] = 1
+        self.calls += 1
+        return drawn
+
+
+@pytest.mark.parametrize("longitudes", [np.arange(10) * 36.0, 350 - np.arange(7) * 20.0])
+def test_the_covariance_of_any_two_points_depends_on_their_distance_alone(longitudes):
+    """Of all pairs, those across the poles and of other rows too: the sum over all coefficients, not a sample."""
+    points = Grid(np.linspace(90, -90, 17), longitudes)
+    field, numbers = SphericalRandomField(points, 3500.0), OneAtATime()
+    responses = np.stack([field.draw(numbers).ravel() for _ in range(2 * (field.top + 1) ** 2)])
+    phi, lam = (np.deg2rad(x) for x in np.meshgrid(points.latitude, points.longitude, indexing="ij"))
+    place = np.stack([np.cos(phi) * np.cos(lam), np.cos(phi) * np.sin(lam), np.sin(phi)]).reshape(3, -1)
+    cosine, n = np.clip(place.T @ place, -1, 1), np.arange(field.top + 1)[:, None, None]
+    power = (2 * n + 1) * np.exp(-n * (n + 1) * (3500.0 / EARTH_RADIUS_KM) ** 2 / 2) * (n > 0)
+    expected = (power * eval_legendre(n, cosine)).sum(0) / power.sum()
+    np.testing.assert_allclose(responses.T @ responses, expected, atol=1e-12)
+
+
 @pytest.mark.parametrize(("rows", "spacing", "length"), [(64, 0.25, 100.0), (100, 0.03, 50.0)])
 def test_a_region_has_the_length_scale_that_was_asked_for(rows, spacing, length):
     """The covariance of the field along a meridian, of all degrees of the sampler, is the Gaussian of the length."""
