@@ -1205,8 +1205,8 @@ def free_run(bench: Bench, recipe: Recipe, seed: int, years: float) -> None:
                 continue
             x = stepper.outputs(state).numpy()
             days.append(climate.day(x))
-            year = (lead - 1) // STEPS_PER_YEAR
-            spectra[year] = spectra.get(year, 0.0) + climate.spectrum(x) / min(steps // 4, 365)
+            year, days_of_year = year_of(lead, steps)
+            spectra[year] = spectra.get(year, 0.0) + climate.spectrum(x) / days_of_year
             ended = bool(climate.blown(days[-1], 10).all())
             if ended or lead % STEPS_PER_YEAR == 0 or lead == steps:
                 # Every year, so that what has been computed of a long run is not lost.
@@ -1228,6 +1228,12 @@ def free_run(bench: Bench, recipe: Recipe, seed: int, years: float) -> None:
                 )
             if ended:
                 break
+
+
+def year_of(lead: int, steps: int) -> tuple[int, int]:
+    """Return the simulated year of a lead, from 0, and the days that it has in a run of so many steps; the last may have fewer."""
+    year = (lead - 1) // STEPS_PER_YEAR
+    return year, min(365, steps // 4 - 365 * year)
 
 
 @dataclass(frozen=True)

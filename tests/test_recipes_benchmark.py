@@ -139,6 +139,16 @@ def test_sections_of_other_cases_stay_on_the_page(recipes, tmp_path):
     assert recipes.report(bench, [], page) == page
 
 
+@pytest.mark.parametrize(("steps", "days"), [(8, [2]), (4 * 182, [182]), (2920, [365, 365]), (4 * 548, [365, 183])])
+def test_the_spectrum_of_a_year_is_the_mean_over_its_days(recipes, steps, days):
+    counted = {}
+    for lead in range(4, steps + 1, 4):
+        year, number = recipes.year_of(lead, steps)
+        counted[year] = counted.get(year, 0) + 1 / number
+    assert list(counted.values()) == pytest.approx([1.0] * len(days))
+    assert [recipes.year_of(1460 * year + 4, steps)[1] for year in counted] == days
+
+
 def test_free_runs_of_all_seeds_are_one_row(recipes, tmp_path):
     """Two seeds of two forecasts; one blows up on its second day and is left out of the climate of the others."""
     for seed, means in ((1, 1.0), (2, 3.0)):
