@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-from world import make_context, make_experiment
+from world import HEIGHT, WIDTH, make_context, make_experiment
 
+from credit_like.data import solar
 from credit_like.inference.forecast import forecast
 from credit_like.inference.times import initial_times, lead_steps
 from credit_like.rollout import rollout
+from credit_like.schema.experiment import Experiment
 
 
 @pytest.fixture
@@ -41,6 +43,91 @@ def test_rollout_is_the_stepper_in_a_loop(parts):
         assert torch.equal(state.prognostic, other.prognostic)
         assert torch.equal(state.diagnostic, other.diagnostic)
         assert state.index.tolist() == [i + lead for i in init]
+
+
+class TwoFrames(torch.nn.Module):
+    """A model of all channels of two frames, in numpy too."""
+
+    def __init__(self, in_channels, out_channels):
+        super().__init__()
+        self.register_buffer(
+            "weight", torch.randn(out_channels, 2 * in_channels, generator=torch.Generator().manual_seed(1))
+        )
+
+    def forward(self, x_BCTHW):
+        y = torch.einsum("oc,bchw->bohw", self.weight, x_BCTHW.flatten(1, 2))
+        return y.tanh().roll(1, -1)[:, :, None]
+
+    def by_hand(self, x_CTHW):
+        y = np.einsum("oc,chw->ohw", self.weight.double().numpy(), x_CTHW.reshape(-1, HEIGHT, WIDTH))
+        return np.roll(np.tanh(y), 1, -1)
+
+
+@pytest.mark.parametrize(
+    ("calendar", "last"), [("standard", (3, 2)), ("noleap", (3, 3)), ("360_day", (3, 1)), ("all_leap", (3, 2))]
+)
+def test_a_forecast_over_february_is_a_plain_loop_over_the_files(data, tmp_path, calendar, last):
+    """In float64 with xarray: analysed frames, a forcing that persists, a climatological year, and insolation at their times."""
+    leads, first, day = 12, 5, {"standard": 29, "noleap": 28, "360_day": 30, "all_leap": 29}[calendar]
+    with xr.open_dataset(data) as opened:
+        fields = opened.load().drop_encoding()
+    times = xr.date_range("2000-02-27", periods=48, freq="6h", calendar=calendar, use_cftime=calendar != "standard")
+    fields.assign_coords(time=times).to_netcdf(tmp_path / "data.nc")
+    days = xr.date_range("1999-01-01T12", periods=365, freq="D", calendar="noleap", use_cftime=True)
+    ice = np.array([100 * day.month + day.day for day in days], "f4")[:, None, None].repeat(HEIGHT, 1).repeat(WIDTH, 2)
+    grid = {name: fields[name] for name in ("latitude", "longitude")}
+    xr.Dataset({"ice": (("time", *grid), ice)}, {"time": days, **grid}).to_netcdf(tmp_path / "year.nc")
+    document = make_experiment(tmp_path / "data.nc", tmp_path).model_dump(
+        mode="json", by_alias=True, exclude_unset=True
+    )
+    periods = (("train", "02-27", "03-04"), ("valid", "03-05", "03-06"), ("test", "03-07", "03-08"))
+    document["data"] |= {name: [f"2000-{begin}", f"2000-{end}"] for name, begin, end in periods}
+    document["data"]["history_len"] = 2
+    document["data"]["dynamic_forcing"]["surface"] = [
+        {"name": "sst", "fill": "persist"},
+        {"name": "ice", "path": str(tmp_path / "year.nc"), "fill": "cyclic"},
+        {"name": "sun", "compute": "solar"},
+    ]
+    context = make_context(Experiment.model_validate(document))
+    context.stepper.model = model = TwoFrames(context.variables.in_channels, context.variables.out_channels)
+    states = rollout(context.stepper, context.store, context.variables, [first], leads, history_len=2)
+    found = [context.stepper.outputs(state)[0].double().numpy() for _, state in states]
+    context.store.close()
+
+    def scales(*names):
+        """Mean, standard deviation and that of the change of channels, as the program has them."""
+        return (
+            context.statistics.dataset.sel(channel=list(names))[k].values[:, None, None]
+            for k in ("mean", "std", "change_std")
+        )
+
+    def forcing(at):
+        now = times[at]
+        of_day = (now.month, now.day) if (now.month, now.day) in {(d.month, d.day) for d in days} else (2, 28)
+        of_day = (
+            (3, 1) if now.month == 2 and now.day == 30 else of_day
+        )  # half a day from 1 March, one and a half from 28 February
+        place = next(i for i, d in enumerate(days) if (d.month, d.day) == of_day)
+        sun = solar.insolation(times[[at]].values, calendar, 21600, *(fields[name].values for name in grid))
+        return np.stack([fields["sst"].values[min(at, first)], ice[place], sun[0]]).astype(float)
+
+    analysed = np.concatenate([fields["u"], fields["temperature"], fields["sp"].values[:, None]], 1).astype(float)
+    mean, std, change = scales("u@500", "u@850", "temperature@500", "temperature@850", "sp")
+    forcing_mean, forcing_std, _ = scales("sst", "ice", "sun")
+    (rain_mean, rain_std, _), (static_mean, static_std, _) = scales("rain"), scales("oro")
+    static = (fields["oro"].values - static_mean) / static_std
+    frames = [analysed[first - 1], analysed[first]]
+    for lead in range(leads):
+        inputs = [
+            np.concatenate([(frame - mean) / std, static, (forcing(first + lead - 1 + k) - forcing_mean) / forcing_std])
+            for k, frame in enumerate(frames)
+        ]
+        y = model.by_hand(np.stack(inputs, 1))
+        frames = [frames[1], frames[1] + change * y[:5]]
+        expected = np.concatenate([frames[1] / change, (rain_mean + rain_std * y[5:]) / rain_std])
+        np.testing.assert_allclose(found[lead] / np.concatenate([change, rain_std]), expected, rtol=0, atol=5e-3)
+    assert (2, day) in {(time.month, time.day) for time in times[first : first + leads]}
+    assert (times[first + leads].month, times[first + leads].day) == last
 
 
 def test_consumer_is_not_in_inference_mode(parts):
