@@ -13,7 +13,7 @@ import torch
 from credit_like.data.loading.loader import Loader, sample_order
 from credit_like.data.loading.windows import Windows
 from credit_like.data.store import ReadError
-from credit_like.errors import RunError
+from credit_like.errors import RunError, known_message
 
 FIELDS = ("prognostic", "forcing", "target", "index")
 
@@ -186,13 +186,31 @@ def test_a_failed_read_beside_the_epoch_is_the_same_error(windows, tmp_path):
         plain.again(0, 0, len(plain))
 
 
-def test_a_killed_worker_is_named(windows):
+def _kill(pid):
+    """Kill a worker and wait for its end, in which torch raises an error."""
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+
+def test_a_killed_worker_is_named(windows, monkeypatch):
+    """Here it dies while it is waited for."""
     many = loader(windows, num_workers=1, prefetch_factor=1)
     batches = many.batches(0)
     next(batches)
-    os.kill(many._loader._iterator._workers[0].pid, signal.SIGKILL)
-    with pytest.raises(ReadError, match=r"a loader worker died near micro-batch \d of epoch 0 \(2001-"):
-        list(batches)
+    killed = many._loader._iterator._workers[0].pid
+    monkeypatch.setattr(type(many._loader._iterator), "__next__", lambda self: _kill(killed))
+    with pytest.raises(ReadError, match=r"a loader worker died near micro-batch 1 of epoch 0 \(2001-"):
+        next(batches)
+
+
+def test_a_worker_that_is_killed_while_others_compute_is_one_message(windows):
+    many = loader(windows, num_workers=1, prefetch_factor=1)
+    next(many.batches(0))
+    with pytest.raises(RuntimeError) as raised:
+        _kill(many._loader._iterator._workers[0].pid)
+    assert known_message(raised.value).startswith(
+        "a loader worker died, perhaps for lack of memory (DataLoader worker (pid"
+    )
 
 
 @pytest.mark.parametrize(
