@@ -307,15 +307,15 @@ def same(one: Path, other: Path, kind: str) -> bool:
     return all(xr.load_dataset(a).identical(xr.load_dataset(b)) for a, b in pairs)
 
 
-def _in_child(data, save_loc, kind, part=(0, 1), pause=0.0):
-    """A process of its own that makes the forecasts, each step of which takes `pause` seconds."""
+def _in_child(data, save_loc, kind, part=(0, 1), in_step=lambda: None):
+    """A process of its own that makes the forecasts, and calls `in_step` in each of their steps."""
 
     def work():
         gc.freeze()  # what was dropped before the fork is not closed here
         torch.set_num_threads(1)
         experiment = make_experiment(data, save_loc, output={"type": kind}, ensemble=ENSEMBLE, batch_size=2)
         context = make_context(experiment)
-        context.stepper.model.register_forward_hook(lambda *_: time.sleep(pause))
+        context.stepper.model.register_forward_hook(lambda *_: in_step())
         write_forecasts(context, "step-7", part=part)
         os._exit(0)
 
@@ -328,14 +328,14 @@ def _in_child(data, save_loc, kind, part=(0, 1), pause=0.0):
 @pytest.mark.parametrize("kind", ["zarr", "netcdf"])
 def test_killed_ten_times_it_ends_with_the_same_bits(data, tmp_path, kind):
     whole = _in_child(data, tmp_path / "whole", kind)
-    whole.join(300)
+    whole.join(900)
     assert whole.exitcode == 0
     chance, kills = random.Random(5), 0
     # Eighteen batches of steps of 10 ms: most kills fall into computing or writing, some into opening.
     for _ in range(40):
-        process = _in_child(data, tmp_path / "killed", kind, pause=0.01 if kills < 10 else 0)
+        process = _in_child(data, tmp_path / "killed", kind, in_step=lambda: time.sleep(0.01))
         if kills == 10:
-            process.join(300)
+            process.join(900)
             break
         process.join(chance.uniform(0.1, 0.9))
         if process.exitcode is None:
@@ -354,9 +354,9 @@ def test_killed_ten_times_it_ends_with_the_same_bits(data, tmp_path, kind):
 @pytest.mark.parametrize("kind", ["zarr", "netcdf"])
 def test_two_ranks_write_what_one_does(data, tmp_path, kind):
     single = _in_child(data, tmp_path / "one", kind)
-    ranks = [_in_child(data, tmp_path / "two", kind, part=(rank, 2), pause=0.002) for rank in range(2)]
+    ranks = [_in_child(data, tmp_path / "two", kind, (rank, 2), lambda: time.sleep(0.002)) for rank in range(2)]
     for process in (single, *ranks):
-        process.join(300)
+        process.join(900)
         assert process.exitcode == 0
     assert same(tmp_path / "one", tmp_path / "two", kind)
 
@@ -372,7 +372,7 @@ def test_two_processes_do_not_write_the_same_forecasts(data, tmp_path, kind, mon
 
     def wait(*_):
         begun.set()
-        over.wait(120)
+        over.wait(900)
 
     def hold():
         gc.freeze()
@@ -384,7 +384,7 @@ def test_two_processes_do_not_write_the_same_forecasts(data, tmp_path, kind, mon
 
     other = context.Process(target=hold)
     other.start()
-    assert begun.wait(120)
+    assert begun.wait(900)
     before = contents(tmp_path)
     for part in ((1, 3), (0, 1)):
         with pytest.raises(Locked, match=r"is in use by another process \(the forecast from 2000-.*--share"):
@@ -392,23 +392,32 @@ def test_two_processes_do_not_write_the_same_forecasts(data, tmp_path, kind, mon
     assert contents(tmp_path) == before
     assert not write_forecasts(make_context(experiment), "step-7", part=(2, 3)).finished
     over.set()
-    other.join(120)
+    other.join(900)
     assert other.exitcode == 0
     assert write_forecasts(make_context(experiment), "step-7").finished
 
 
 @pytest.mark.parametrize("kind", ["zarr", "netcdf"])
 def test_what_a_predecessor_completes_while_it_is_waited_for_is_not_repeated(data, tmp_path, kind, monkeypatch):
-    first = _in_child(data, tmp_path, kind, pause=0.05)
+    context = multiprocessing.get_context("fork")
+    begun, waited_for = context.Event(), context.Event()
+
+    def wait() -> None:
+        begun.set()
+        waited_for.wait(900)
+
+    first = _in_child(data, tmp_path, kind, in_step=wait)
     experiment = make_experiment(data, tmp_path, output={"type": kind}, ensemble=ENSEMBLE, batch_size=2)
-    while not (tmp_path / "forecasts" / ".lock").exists():
-        time.sleep(0.01)
-    waited = []
-    monkeypatch.setattr(lock_module.time, "sleep", lambda seconds: waited.append(first.join(seconds)))
+    assert begun.wait(900)
+
+    def until_it_ends(seconds: float) -> None:
+        waited_for.set()
+        first.join(900)
+
+    monkeypatch.setattr(lock_module.time, "sleep", until_it_ends)
     outcome = write_forecasts(make_context(experiment), "step-7")
-    first.join(120)
     assert first.exitcode == 0
-    assert waited
+    assert waited_for.is_set()
     assert (outcome.computed, outcome.finished) == (0, True)
 
 
