@@ -61,19 +61,21 @@ def test_threads_that_read_write_fork_and_collect(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["r", "w"])
-def test_a_lock_that_another_process_is_about_to_release_is_waited_for(path, mode):
+def test_a_lock_that_another_process_is_about_to_release_is_waited_for(path, mode, monkeypatch):
     """As after a fork, until the child has let go of what its parent was writing."""
     with open(path, "rb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(OSError, match=r"Permission denied|HDF error"):
             netCDF4.Dataset(path, mode)
-        release = threading.Timer(0.1, fcntl.flock, (held, fcntl.LOCK_UN))
-        release.start()
+        waited = []
+        monkeypatch.setattr(
+            netcdf_files.time, "sleep", lambda seconds: waited.append(seconds) or fcntl.flock(held, fcntl.LOCK_UN)
+        )
         file = File(path, mode)
         with file.opened():
             pass
         file.close()
-        release.join()
+    assert waited == [netcdf_files._PAUSES[0]]
 
 
 def test_a_damaged_file_is_not_waited_for(path, monkeypatch):
