@@ -190,6 +190,12 @@ class StandIn:
         self._stop.set()
         self._thread.join()
 
+    def forget(self) -> None:
+        """Forget all jobs, as a server does some time after their ends, and begin no others."""
+        self.__exit__()
+        for path in self.spool.glob("*.json"):
+            path.unlink()
+
     def jobs(self) -> dict[str, dict]:
         found = [json.loads(path.read_text()) for path in sorted(self.spool.glob("*.json"))]
         return {job["id"]: job for job in sorted(found, key=lambda job: int(re.match(r"\d+", job["id"])[0]))}

@@ -153,8 +153,7 @@ def test_nothing_to_cancel(tmp_path, server, capsys, site):
         assert (code, rows) == (2, [])
         assert f"nothing to cancel: the scheduler does not have {plan.ids[0]} any more" in said
     assert "expected a job of this run" in call(capsys, run, "--job", "99")[2]
-    for path in server.spool.glob("*.json"):  # a server forgets jobs after some time
-        path.unlink()
+    server.forget()
     assert call(capsys, run)[0] == 2
     assert history(run) == before
 
