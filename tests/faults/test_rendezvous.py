@@ -20,6 +20,7 @@ from credit_like.parallel.environment import Environment, local_launch
 from credit_like.parallel.rendezvous import join
 from tests.experiments import DEMO
 from tests.integration.test_restart import TINY
+from tests.launch.slurm import free_ports
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,12 +38,6 @@ def rank(folder: Path, number: int, world: int, port: int, monkeypatch) -> subpr
         return subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT)
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
-
-
 def said_once(folder: Path, number: int, part: str) -> None:
     said = (folder / f"{number}.out").read_text()
     assert "Traceback" not in said, said
@@ -55,7 +50,7 @@ def said_once(folder: Path, number: int, part: str) -> None:
 
 @pytest.mark.slow
 def test_a_rank_that_never_comes(tmp_path, monkeypatch) -> None:
-    job = rank(tmp_path, 0, 2, free_port(), monkeypatch)
+    job = rank(tmp_path, 0, 2, free_ports(1)[0], monkeypatch)
     assert job.wait(900) == 1
     said_once(tmp_path, 0, "expected 2 ranks at 127.0.0.1:")
 
@@ -63,7 +58,7 @@ def test_a_rank_that_never_comes(tmp_path, monkeypatch) -> None:
 @pytest.mark.slow
 @pytest.mark.long
 def test_a_first_rank_that_never_comes(tmp_path, monkeypatch) -> None:
-    job = rank(tmp_path, 1, 2, free_port(), monkeypatch)
+    job = rank(tmp_path, 1, 2, free_ports(1)[0], monkeypatch)
     assert job.wait(900) == 1
     said_once(tmp_path, 1, "expected 2 ranks at 127.0.0.1:")
 
@@ -92,7 +87,7 @@ def test_a_store_that_could_not_be_reached_is_not_sought_again(joining, monkeypa
 
     monkeypatch.setattr(dist, "TCPStore", refuse)
     monkeypatch.setattr(blame, "_out_of_reach", None)
-    place, cause = Environment(1, 2, port=free_port()), blame.Cause(1, "expected 2 ranks")
+    place, cause = Environment(1, 2, port=free_ports(1)[0]), blame.Cause(1, "expected 2 ranks")
     if joining:
         with pytest.raises(RunError, match="expected 2 ranks at"):
             join(place, torch.device("cpu"), dt.timedelta(seconds=1))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import os
 import resource
-import socket
 import threading
 from collections import Counter
 from pathlib import Path
@@ -19,6 +18,7 @@ from credit_like.parallel.environment import Environment
 from credit_like.parallel.mesh import DIMS
 from credit_like.parallel.runtime import Runtime
 from credit_like.schema.trainer import Parallelism
+from tests.launch.slurm import free_ports
 
 LAYOUTS = {"data": {"data": "ddp"}, "data-domain": {"data": "fsdp2", "domain": 2}}
 
@@ -87,7 +87,7 @@ def _part(rank, port):
     del os.environ["TORCHELASTIC_USE_AGENT_STORE"]
     os.environ["MASTER_PORT"] = str(port)
     rendezvous._LAZY_FROM = 2
-    runtime = Runtime.start(Parallelism(data="ddp"), torch.device("cpu"), timeout=dt.timedelta(seconds=120))
+    runtime = Runtime.start(Parallelism(data="ddp"), torch.device("cpu"), timeout=dt.timedelta(seconds=900))
     x = torch.full((1,), float(rank))
     dist.broadcast(x, 3)
     runtime.close()
@@ -95,9 +95,7 @@ def _part(rank, port):
 
 
 def test_lazily_connected_ranks_may_end_right_after_a_collective(run_ranks):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     assert run_ranks(4, _part, port) == [3.0] * 4
 
 

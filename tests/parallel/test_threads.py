@@ -59,4 +59,4 @@ def test_forked_ranks_share_the_cores_and_have_no_more_threads_than_the_caller(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
     torch.set_num_threads(own)
-    assert [answer.value for answer in run_ranks(world, torch.get_num_threads, 60)] == [each] * world
+    assert [answer.value for answer in run_ranks(world, torch.get_num_threads, 900)] == [each] * world
