@@ -252,16 +252,16 @@ def test_two_processes_may_write_one_file_at_once(tmp_path) -> None:
         with replacing(path) as draft:
             draft.write_text("slow")
             begun.set()
-            go_on.wait(60)
+            go_on.wait(900)
 
     process = multiprocessing.get_context("fork").Process(target=slow)
     process.start()
-    assert begun.wait(60)
+    assert begun.wait(900)
     with replacing(path) as draft:
         draft.write_text("fast")
     assert path.read_text() == "fast"
     go_on.set()
-    process.join(60)
+    process.join(900)
     assert process.exitcode == 0
     assert path.read_text() == "slow"
     assert sorted(one.name for one in tmp_path.iterdir()) == sorted([*kept, "scores.csv"])

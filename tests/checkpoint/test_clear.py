@@ -165,7 +165,7 @@ def held_by_another(lock: FileLock):
         yield
     finally:
         done.set()
-        other.join(60)
+        other.join(900)
 
 
 def _hold(lock, held, done) -> None:

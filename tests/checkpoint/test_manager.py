@@ -299,7 +299,7 @@ def _without_memory(rank: int, folder: Path) -> tuple[str, list[int]]:
 
 
 def test_a_rank_without_memory_for_a_save_fails_it_on_all(tmp_path, run_ranks) -> None:
-    first, second = run_ranks(2, _without_memory, tmp_path, timeout=60)
+    first, second = run_ranks(2, _without_memory, tmp_path)
     assert first == ("could not save step 2: another rank could not begin it", [1])
     assert second == ("could not save step 2: no memory", [1])
 

@@ -49,7 +49,7 @@ def test_a_run_that_fails_holds_the_lock_until_its_save_is_written(tmp_path, mon
         return inner(micro_batches, count, learning_rate, step)
 
     def slow(save):
-        waited_for.wait(60)
+        waited_for.wait(900)
         commit(save)
 
     def joined(thread, timeout=None):
@@ -149,11 +149,11 @@ def held_by_another(lock: FileLock):
     def hold() -> None:
         with lock:
             begun.set()
-            over.wait(60)
+            over.wait(900)
 
     process = context.Process(target=hold)
     process.start()
-    assert begun.wait(60)
+    assert begun.wait(900)
     return process, over
 
 
@@ -169,7 +169,7 @@ def test_places_of_one_file_are_locked_one_by_one(tmp_path) -> None:
     with lock(1):  # a refused one holds nothing
         pass
     over.set()
-    other.join(60)
+    other.join(900)
     with lock(1, 2, 3):
         pass
 
@@ -181,7 +181,7 @@ def test_a_temporary_lock_is_removed_and_excludes_all_the_same(tmp_path) -> None
 
     def increase() -> None:
         for _ in range(50):
-            with FileLock(path, tmp_path, "wait", 60, temporary=True):
+            with FileLock(path, tmp_path, "wait", 900, temporary=True):
                 number.write_text(str(int(number.read_text()) + 1))
 
     monkey = pytest.MonkeyPatch()
@@ -191,7 +191,7 @@ def test_a_temporary_lock_is_removed_and_excludes_all_the_same(tmp_path) -> None
         process.start()
     monkey.undo()
     for process in processes:
-        process.join(120)
+        process.join(900)
         assert process.exitcode == 0
     assert number.read_text() == "200"
     assert not path.exists()

@@ -105,7 +105,7 @@ def test_a_folder_under_the_name_of_a_file(tmp_path, name) -> None:
     assert f"{name} is a folder" in found(tmp_path / "run")
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ["status.json", "log.jsonl", "experiment.yml"])
 def test_a_pipe_under_the_name_of_a_file(tmp_path, name) -> None:
     os.mkfifo(tmp_path / name)

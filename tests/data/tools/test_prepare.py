@@ -71,7 +71,7 @@ def test_a_second_preprocess_of_one_run_or_store_is_refused(file, tmp_path, caps
     assert str(other.pid) in said
     assert "Traceback" not in said
     over.set()
-    other.join(60)
+    other.join(900)
     assert not call("preprocess", file, "--rechunk", copy)
     assert not list(tmp_path.rglob("*.lock"))
     assert not call("preprocess", file, "--rechunk", tmp_path / "new" / "folder" / "train.zarr")
