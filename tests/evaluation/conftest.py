@@ -15,6 +15,8 @@ from credit_like.grid import Grid
 sys.path.insert(0, str(Path(__file__).parents[1] / "inference"))
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+HANG = 900_000
+"""Milliseconds after which a browser hangs; on a busy machine it may take longer than the 30 s that it is given by default."""
 HEIGHT, WIDTH, MEMBERS, LEADS, LEVELS = 9, 16, 5, 3, 2
 
 
@@ -49,7 +51,15 @@ def browser():
     if CHROMIUM is None:
         pytest.skip("no Chromium on this machine")
     with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        opened = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=HANG)
+        new_context = opened.new_context
+
+        def patient(**options):
+            context = new_context(**options)
+            context.set_default_timeout(HANG)
+            return context
+
+        opened.new_context = patient
         yield opened
         opened.close()
 

@@ -92,7 +92,7 @@ def test_a_browser_shows_the_page_and_asks_for_nothing(browser, pair, tmp_path):
     tab.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
     tab.on("dialog", lambda dialog: errors.append("a dialog"))
     tab.goto(page.as_uri())
-    tab.wait_for_selector("html[data-ready]", timeout=900_000)
+    tab.wait_for_selector("html[data-ready]")
     assert pair[1].name in tab.inner_text("#facts")
     assert HOSTILE in tab.inner_text("#facts")
     assert tab.locator("#losses svg path").count() == 4
@@ -126,7 +126,7 @@ def test_everything_is_seen_of_runs_with_long_names_and_values(browser, tmp_path
     context = browser.new_context(offline=True, viewport={"width": 900, "height": 900}, color_scheme=scheme)
     tab = context.new_page()
     tab.goto(page.as_uri())
-    tab.wait_for_selector("html[data-ready]", timeout=900_000)
+    tab.wait_for_selector("html[data-ready]")
     assert tab.evaluate("document.getElementById('facts').scrollWidth <= document.body.clientWidth")
     ends = "texts => Math.max(...texts.map(text => text.getBBox().x + text.getBBox().width))"
     for plot in ("#losses svg >> nth=0", "#score-plot"):

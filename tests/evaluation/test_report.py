@@ -209,7 +209,7 @@ def test_a_browser_shows_hostile_names_as_text(browser, made, tmp_path, text, co
     tab.on("pageerror", lambda error: errors.append(str(error)))
     tab.on("dialog", lambda dialog: errors.append("a dialog"))
     tab.goto(file.as_uri())
-    tab.wait_for_selector("html[data-ready]", timeout=900_000)
+    tab.wait_for_selector("html[data-ready]")
     assert tab.locator("#card-table tbody tr").count() == 6
     assert contrast(tab, "#card-table td, #card-legend span") >= 4.5
     for select in (
@@ -265,7 +265,7 @@ def tab(browser, made):
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
     page.goto(made[0].as_uri())
-    page.wait_for_selector("html[data-ready]", timeout=900_000)
+    page.wait_for_selector("html[data-ready]")
     yield page
     assert errors == []
     assert asked == [made[0].as_uri()]
@@ -293,7 +293,7 @@ def test_play_by_keyboard(tab):
     tab.focus("#map-panels")
     tab.keyboard.press("Space")
     assert tab.get_attribute("#map-play", "aria-pressed") == "true"
-    tab.locator("#map-lead-text", has_text="18 h").wait_for(timeout=900_000)
+    tab.locator("#map-lead-text", has_text="18 h").wait_for()
     tab.keyboard.press("Space")
     assert tab.get_attribute("#map-play", "aria-pressed") == "false"
     stopped = lead_shown(tab)
@@ -327,7 +327,7 @@ def test_everything_is_reached_by_tabs_and_has_a_name(tab):
 def test_the_variable_is_chosen_by_keyboard_and_values_are_told(tab, made):
     _, _, dataset, store, variables = made
     tab.focus("#map-variable")
-    tab.keyboard.type("temperature")
+    tab.keyboard.press("t")  # one key, because on a busy machine the second may come so late that it begins another name
     tab.keyboard.press("Tab")
     tab.keyboard.press("ArrowDown")  # the other level
     assert tab.input_value("#map-variable") == "temperature"
@@ -434,10 +434,10 @@ def test_scores_without_the_rmse_have_a_table_and_a_page(browser, made, tmp_path
     assert ("none of the metrics" in text) == (not metrics)
     assert "pers." not in text
     errors = []
-    page = browser.new_page()
+    page = browser.new_context().new_page()
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.goto(write_report(tmp_path / "report.html", some, dataset, store, variables).as_uri())
-    page.wait_for_selector("html[data-ready]", timeout=900_000)
+    page.wait_for_selector("html[data-ready]")
     page.close()
     assert errors == []
 

@@ -96,7 +96,7 @@ def test_a_browser_draws_the_ensemble(browser, made):
     tab.on("pageerror", lambda error: errors.append(str(error)))
     tab.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
     tab.goto(page.as_uri())
-    tab.wait_for_selector("html[data-ready]", timeout=900_000)
+    tab.wait_for_selector("html[data-ready]")
     assert tab.locator("#stamps canvas").count() == 13  # the truth and twelve members
     assert tab.locator("#plume-plot path").count() == 14  # these, and the mean
     assert "12 of 14 members" in tab.inner_text("#members-note")

@@ -274,11 +274,11 @@ def test_the_page_shows_what_the_table_shows(evaluated, tmp_path):
 
 def test_a_browser_draws_the_intervals(browser, evaluated, tmp_path):
     page = write_comparison(tmp_path / "page.html", *evaluated[0])
-    tab = browser.new_page(viewport={"width": 1280, "height": 900})
+    tab = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
     errors = []
     tab.on("pageerror", lambda error: errors.append(str(error)))
     tab.goto(page.as_uri())
-    tab.wait_for_selector("html[data-ready]", timeout=900_000)
+    tab.wait_for_selector("html[data-ready]")
     cells = tab.locator("#ratio-table tbody td").all_inner_texts()
     assert all(re.fullmatch(r"0\.\d{2,4} ±0\.\d{2,4}", cell) for cell in cells)
     assert tab.locator("#ratio-table td.sure").count() == len(cells)
