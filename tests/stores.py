@@ -10,8 +10,11 @@ import urllib.parse
 from pathlib import Path
 
 import numpy as np
+import pytest
 import xarray as xr
 import zarr
+
+from credit_like.data.files import remote
 
 LEVELS_37 = [
     1, 2, 3, 5, 7, 10, 20, 30, 50, 70, 100, 125, 150, 175, 200, 225, 250, 300, 350, 400, 450, 500, 550, 600, 650, 700, 750, 775,
@@ -183,12 +186,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def serving(folder: Path, port: int = 0):
-    """Serve a folder from a thread."""
+    """Serve a folder from a thread, to readers who wait for it however busy the machine is."""
     server = Server(folder, port)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:
-        yield server
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(remote, "ANSWER", 900.0)
+            yield server
     finally:
         server.shutdown()
         thread.join()

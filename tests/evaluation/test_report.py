@@ -327,7 +327,9 @@ def test_everything_is_reached_by_tabs_and_has_a_name(tab):
 def test_the_variable_is_chosen_by_keyboard_and_values_are_told(tab, made):
     _, _, dataset, store, variables = made
     tab.focus("#map-variable")
-    tab.keyboard.press("t")  # one key, because on a busy machine the second may come so late that it begins another name
+    tab.keyboard.press(
+        "t"
+    )  # one key, because on a busy machine the second may come so late that it begins another name
     tab.keyboard.press("Tab")
     tab.keyboard.press("ArrowDown")  # the other level
     assert tab.input_value("#map-variable") == "temperature"
