@@ -52,7 +52,10 @@ def cancel(save_loc: Path, job: str | None = None) -> list[Outcome]:
         for each in reversed(waiting or list(left)):  # on PBS the others would go with the first
             outcomes[each] = _end(save_loc, events, each, left[each])
         if not left:
-            return list(outcomes.values())
+            # One that began in the meantime has found the record and stopped.
+            gone = {job: state for job, state in active.items() if job not in outcomes}
+            ended = [Outcome(job, _mode(events, job), state, "ended by itself") for job, state in gone.items()]
+            return [*outcomes.values(), *ended]
 
 
 def _cancel_one(save_loc: Path, events: Sequence[Event], job: str, active: dict[str, str]) -> Outcome:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from credit_like import cli
+from credit_like.launch import cancel as cancel_module
 from credit_like.launch.chain import history, record, run_status
 from credit_like.launch.plan import Plan
 from credit_like.launch.resources import Options
@@ -156,6 +157,22 @@ def test_nothing_to_cancel(tmp_path, server, capsys, site):
     server.forget()
     assert call(capsys, run)[0] == 2
     assert history(run) == before
+
+
+def test_a_job_that_begins_and_stops_during_the_cancellation_is_told(tmp_path, monkeypatch, capsys):
+    server = StandIn(tmp_path / "server")  # takes jobs, runs none
+    monkeypatch.setenv("PATH", server.path)
+    file = write_experiment(tmp_path, steps=1, seconds=0)
+    first, second = submit(file, chain=2, python=python(tmp_path)).ids
+
+    def begins_then(*arguments, **values):
+        record(*arguments, **values)
+        server._set(server.jobs()[first], state="F", code=1)
+
+    monkeypatch.setattr(cancel_module, "record", begins_then)
+    code, rows, _ = call(capsys, tmp_path / "run")
+    assert (code, [row[0] for row in rows]) == (0, [second, first])
+    assert [row[3] for row in rows] == ["cancelled", "ended by itself"]
 
 
 def test_run_without_jobs_to_cancel(tmp_path, monkeypatch, capsys):

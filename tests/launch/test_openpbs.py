@@ -50,6 +50,7 @@ def server(request, tmp_path, monkeypatch) -> Iterator[str]:
         yield request.param
         return
     with StandIn(tmp_path / "pbs") as standin:
+        standin.overtime = 120.0  # a job has to stop by itself
         standin.nodefile.write_text("localhost\n")
         monkeypatch.setenv("PATH", standin.path)
         yield request.param
