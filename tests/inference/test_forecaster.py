@@ -150,7 +150,7 @@ def test_files_of_variables_of_their_own_are_those_of_the_training_alone(tmp_pat
     there = opened(experiment)
     np.testing.assert_array_equal(there.forcing([2], 2)[0, 0], data["sst"][2])
     experiment["data"]["static"] = {"surface": [{"name": "first", "var": "sst"}]}
-    with pytest.raises(UserError, match="got several that are sst in different files of the training"):
+    with pytest.raises(UserError, match="got several that are called sst in different files of the training"):
         opened(experiment)
 
 
