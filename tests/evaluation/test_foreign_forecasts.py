@@ -296,7 +296,9 @@ def test_variables_that_only_their_files_tell_apart_have_no_other_truth(world, t
         own[["sp"]].to_netcdf(path)
     apart = type(experiment).model_validate(tree)
     opened = open_store(apart.data, Variables(apart.data))
-    with pytest.raises(UserError, match=r"^evaluation.truth: expected .* several that are called sp in different files"):
+    with pytest.raises(
+        UserError, match=r"^evaluation.truth: expected .* several that are called sp in different files"
+    ):
         open_truth(apart, opened)
     tree["inference"]["output"]["variables"] = ["sp"]
     alone = open_truth(type(experiment).model_validate(tree), opened)

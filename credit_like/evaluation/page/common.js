@@ -22,8 +22,8 @@ function number(x) {
   if (!Number.isFinite(x)) return "–";
   const size = Math.abs(x);
   if (size !== 0 && (size < 1e-3 || size >= 1e6)) {
-    const [digits, exponent] = x.toExponential(1).split("e");
-    return minus(`${digits} × ${power(exponent)}`);
+    const [digits, exponent] = x.toExponential(2).split("e");
+    return minus(`${Number(digits)} × ${power(exponent)}`);
   }
   return minus(size >= 1000 ? x.toFixed(0) : String(Number(x.toPrecision(3))));
 }

@@ -43,12 +43,13 @@ function startScores() {
     }));
     const label = `RMSE${one.unit ? ` (${one.unit})` : ""}`;
     plot($("score-plot"), series, { x: "lead time (h)", y: label, label: `RMSE of ${one.title}`, zero: true });
-    $("score-note").textContent = one.runs.some((run) => run.low) ? "Shaded: 95 % from bootstrapping the initial times." : "";
+    const shaded = one.runs.some((run) => run.low) ? " Shaded: 95 % from bootstrapping the initial times." : "";
+    $("score-note").textContent = "Each run over all of its own initial times." + shaded;
     if (!times) return;
     const { y, low, high } = one.difference;
     const difference = { name: `${NAMES[1]} − ${NAMES[0]}`, x: leads, y: values(y), low: values(low), high: values(high), colour: COLOURS[0] };
     plot($("difference-plot"), [difference], { x: "lead time (h)", y: `difference of ${label}`, label: `Difference of the RMSE of ${one.title}`, level: 0 });
-    $("difference-note").textContent = "Shaded: the 95 % interval of the difference; where it excludes 0, the difference is significant.";
+    $("difference-note").textContent = "Over the common initial times. Shaded: the 95 % interval of the difference; where it excludes 0, the difference is significant.";
   }
   draw();
 }

@@ -147,7 +147,7 @@ function startMaps() {
 
   const notes = [`From ${MAPS.init.slice(0, 16).replace("T", " ")} UTC.`];
   if (MAPS.members > 1) notes.push(`The forecast is the mean of ${MAPS.members} members.`);
-  if (MAPS.stride > 1) notes.push(`Every ${MAPS.stride}th point is shown.`);
+  if (MAPS.stride > 1) notes.push(`One of ${MAPS.stride} points is shown in each direction.`);
   if (MAPS.left_out.leads) notes.push(`${MAPS.left_out.leads} leads are omitted.`);
   if (MAPS.left_out.levels) notes.push(`${MAPS.left_out.levels} levels are omitted.`);
   notes.push(MAPS.coast ? "Coastlines: land-sea mask of the data." : "Coastlines: Natural Earth.");
@@ -250,7 +250,7 @@ function startMembers(tableOf) {
       x: "lead time (h)", y: one.variable + (one.unit ? ` (${one.unit})` : ""), label: `members of ${one.variable} at ${place}`,
     });
     const shown = members.length < MAPS.members ? `${members.length} of ${MAPS.members} members are shown. ` : "";
-    const sparse = stride > 1 ? `Stamps show every ${stride}th point of the maps. ` : "";
+    const sparse = stride > 1 ? `Stamps show one of ${stride} points of the maps in each direction. ` : "";
     $("members-note").textContent = `${shown}${sparse}The curves are at ${place}, the point chosen on the maps; their values are rounded to 1/254 of the colour scale.`;
   }
   return { draw };
@@ -389,9 +389,10 @@ function startCurves() {
       if (!y.some(Number.isFinite)) continue;
       series.push({ name: source, x: SCORES.leads, y, low: at(source, "_low"), high: at(source, "_high") });
     }
-    const same = ["rmse", "mae", "bias", "activity", "crps", "fair-crps", "spread"].includes(metric.value) && one.unit;
+    const same = ["rmse", "mae", "bias", "activity", "crps", "fair-crps", "spread"].includes(metric.value);
+    const unit = one.unit && (same ? one.unit : metric.value === "mse" ? `(${one.unit})²` : "");
     plot($("curve-plot"), series, {
-      x: "lead time (h)", y: metricName(metric.value) + (same ? ` (${one.unit})` : ""), label: `${metricName(metric.value)} of ${one.title}`,
+      x: "lead time (h)", y: metricName(metric.value) + (unit ? ` (${unit})` : ""), label: `${metricName(metric.value)} of ${one.title}`,
       zero: LOWER_IS_BETTER.includes(metric.value) || ["spread", "activity"].includes(metric.value),
     });
     const shaded = SCORES.metrics.includes(`${metric.value}_low`) ? " Shaded: 95 % from bootstrapping the initial times." : "";
