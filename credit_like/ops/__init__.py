@@ -246,7 +246,8 @@ def _strided_conv(x_BHWC: Tensor, weight: Tensor, bias: Tensor, stride: int, pad
     """
     for dim, pads in ((1, pad_rows), (2, pad_cols)):
         before, after = (max(-pad, 0) for pad in pads)
-        x_BHWC = x_BHWC.narrow(dim, before, x_BHWC.shape[dim] - before - after)
+        if before or after:  # the gradient of a view is a copy, also of a view of the whole
+            x_BHWC = x_BHWC.narrow(dim, before, x_BHWC.shape[dim] - before - after)
     rows, columns = ((max(before, 0), max(after, 0)) for before, after in (pad_rows, pad_cols))
     x_BCHW, padding = channels_first(x_BHWC), (rows[0], columns[0])
     if padding != (rows[1], columns[1]):

@@ -32,3 +32,18 @@ def test_every_branch_of_a_cross_embedding_gets_its_channels_last_on_a_gpu():
             model(torch.empty(1, 6, 1, 32, 64))
     assert len(seen.operands) == sum(map(len, config.cross_embed_kernel_sizes))
     assert all(x.is_contiguous(memory_format=torch.channels_last) for x, _ in seen.operands)
+
+
+def test_backward_of_a_cross_embedding_copies_no_image_that_is_read_whole():
+    x = torch.empty(1, 8, 8, 3, device="meta", requires_grad=True)
+    weights = [torch.empty(4, 3, kernel, kernel, device="meta") for kernel in (2, 4)]
+    biases = [torch.empty(4, device="meta") for _ in weights]
+    operations = []
+    y = ops.cross_embed(x, weights, biases, 2, pad_rows=(1, 1), pad_cols=(1, 1))
+    functions = [y.grad_fn]
+    while functions:
+        function = functions.pop()
+        operations.append(function.name())
+        functions += [before for before, _ in function.next_functions if before is not None]
+    assert "ConvolutionBackward0" in operations
+    assert "SliceBackward0" not in operations
