@@ -66,9 +66,9 @@ class Machine:
     """Time in which the host launches one operation, in µs; the device waits if its operations are shorter."""
     floor: float = 2.0
     """Time that an operation takes on the device besides its arithmetic or traffic, in µs."""
-    fused: float = 0.37
+    fused: float = 0.40
     """Number of launches of a compiled model, relative to its operations one by one."""
-    moved: float = 0.62
+    moved: float = 0.64
     """Memory traffic of a compiled model, relative to its operations one by one."""
     spread: float = 0.01
     """Relative standard deviation of the speeds of GPUs; the slowest of a run sets the pace."""

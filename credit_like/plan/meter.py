@@ -41,7 +41,8 @@ _REDUCE, _REDUCED = "FSDP::post_backward_reduce", "FSDP::post_backward_rs_wait"
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
 _DEVICE = torch.ops.prim.device.default
 _PRODUCTS = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.convolution, aten.convolution_backward)
-_NO_TRAFFIC = ("empty", "new_empty", "detach", "_local_scalar_dense", "wait_tensor", "resize_", "set_", "device")
+_ALLOCATE = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_", "set_")
+_NO_TRAFFIC = (*_ALLOCATE, "detach", "_local_scalar_dense", "wait_tensor", "device", "promote_types")
 
 # torch counts the products of MKL; those of oneDNN have no formula there.
 _BY_ONEDNN = getattr(torch.ops.mkldnn, "_linear_pointwise", None)

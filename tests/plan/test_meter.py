@@ -44,6 +44,17 @@ def test_a_recomputed_attention_is_that_of_the_forward():
     assert torch.nn.functional.scaled_dot_product_attention.__module__ != attention_as_on_gpu.__module__
 
 
+def test_what_only_allocates_or_asks_for_a_type_launches_nothing():
+    x = torch.ones(2, 3)
+    with Meter() as meter:
+        torch.empty_like(x), torch.empty_strided((2, 3), (1, 2)), x.new_empty_strided((2, 3), (1, 2)), x.new_empty(2)
+        torch.promote_types(x.dtype, torch.bfloat16)
+    assert not meter.work.pieces
+    with meter:
+        x + x
+    assert meter.work.pieces.total() == 1
+
+
 def test_long_runs_are_cut():
     work = Trace()
     for _ in range(LENGTH + 1):
