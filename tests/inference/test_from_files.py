@@ -271,7 +271,7 @@ def test_static_fields_that_cannot_be_told_apart_are_left_out(tmp_path, name, fu
     }
     experiment = Experiment.model_validate({**values, "data": data})
     (told,) = _write_static(experiment, tmp_path / "static.nc")
-    assert told.startswith("no static fields: expected variables that have a name of their own")
+    assert told.startswith("no static fields: expected variables with different names in the files")
     assert f"got several {name}, change `var`" in told
     assert not (tmp_path / "static.nc").exists()
 
