@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from unittest.mock import patch
 
@@ -21,6 +23,22 @@ from tests.training.without_data import global_grid, small_experiment
 
 GRID = global_grid(64, 128)
 FSDP2 = {"data": "fsdp2"}
+
+
+@pytest.fixture(scope="module")
+def apart():
+    """Return apart(fn, *args), which runs fn in a process that has taken no gradient.
+
+    Autograd counts the devices at the first one.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+
+    def run(fn, *args):
+        with ProcessPoolExecutor(1, mp_context=context) as pool:
+            return pool.submit(fn, *args).result()
+
+    return run
 
 
 def _experiment(trainer, model=None, data=None, **sections):
@@ -72,12 +90,12 @@ def _steps(gpu, experiment, world, count):
         return trainer.precision, found[1:]
 
 
-def _all_steps(_rank, cases, count=2):
+def _all_steps(cases, count=2):
     with simulated_gpu() as gpu:
         return {name: _steps(gpu, _experiment(**options), world, count) for name, (world, options) in cases.items()}
 
 
-def _seen(_rank):
+def _seen():
     """What a `Work` sees of operations that wait, and of some that do not."""
     with simulated_gpu() as gpu, gpu.mode:
         x = torch.ones(3, device=gpu.device)
@@ -107,8 +125,9 @@ def _seen(_rank):
         return found, set(waiting), product.dtype
 
 
-def test_what_waits_is_seen_and_autocast_casts(run_ranks):
-    ((found, waiting, dtype),) = run_ranks(1, _seen)
+@pytest.mark.slow
+def test_what_waits_is_seen_and_autocast_casts(apart):
+    found, waiting, dtype = apart(_seen)
     assert {name for name, waits in found.items() if waits} == waiting
     assert dtype == torch.bfloat16
 
@@ -117,9 +136,10 @@ PLAIN = {"padding_conf": {"activate": False}, "use_spectral_norm": False}
 NOISE = {"noise": {"type": "conditional-norm", "channels": 3, "correlation": 0.5}}
 
 
-def test_no_step_of_fsdp2_in_bfloat16_waits(run_ranks):
+@pytest.mark.slow
+def test_no_step_of_fsdp2_in_bfloat16_waits(apart):
     cases = {"fsdp2": (2, {"trainer": {"parallelism": FSDP2}, "model": PLAIN})}
-    (found,) = run_ranks(1, _all_steps, cases)
+    found = apart(_all_steps, cases)
     assert found == {"fsdp2": ("bfloat16 (FSDP2 policy)", [[]])}
 
 
@@ -159,20 +179,20 @@ def test_no_step_of_fsdp2_in_bfloat16_waits(run_ranks):
         ),
     ],
 )
-def test_no_step_of_a_layout_waits(run_ranks, world, options):
-    (found,) = run_ranks(1, _all_steps, {"here": (world, options)})
+def test_no_step_of_a_layout_waits(apart, world, options):
+    found = apart(_all_steps, {"here": (world, options)})
     assert found == {"here": ("bfloat16 (FSDP2 policy)", [[]])}
 
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_no_step_waits_where_parameters_stay_gathered_in_float32(run_ranks):
+def test_no_step_waits_where_parameters_stay_gathered_in_float32(apart):
     trainer = {"amp": False, "fsdp2_reshard_after_forward": False, "parallelism": FSDP2 | {"replicate": 2}}
-    (found,) = run_ranks(1, _all_steps, {"here": (4, {"trainer": trainer})})
+    found = apart(_all_steps, {"here": (4, {"trainer": trainer})})
     assert found == {"here": ("float32", [[]])}
 
 
-def _step_and_rollout(_rank):
+def _step_and_rollout():
     with simulated_gpu() as gpu:
         experiment = _experiment(
             {"input_noise": 0.1},
@@ -205,9 +225,9 @@ def _step_and_rollout(_rank):
 
 
 @pytest.mark.slow
-def test_no_step_in_autocast_waits_whatever_the_physics(run_ranks):
+def test_no_step_in_autocast_waits_whatever_the_physics(apart):
     """Of training with all corrections, a loss of rows, noise on the input and dropout, and of a forecast."""
-    (found,) = run_ranks(1, _step_and_rollout)
+    found = apart(_step_and_rollout)
     assert found.pop("says") == "bfloat16 (autocast)"
     # What is made once is constants alone; a forecast begins with copies of the analysis and its time.
     assert all("nn/constants.py" in wait for wait in found.pop("step 1"))
@@ -215,16 +235,14 @@ def test_no_step_in_autocast_waits_whatever_the_physics(run_ranks):
     assert found == {"step 2": [], "lead 2": []}
 
 
-@pytest.mark.slow
-def test_no_step_in_autocast_waits_where_several_leads_are_computed_again(run_ranks):
+@pytest.mark.long
+def test_no_step_in_autocast_waits_where_several_leads_are_computed_again(apart):
     trainer = {"activation_checkpoint": True, "backprop_steps": 2, "optimizer": {"type": "muon"}}
-    (found,) = run_ranks(
-        1, _all_steps, {"here": (1, {"trainer": trainer, "model": PLAIN, "data": {"forecast_len": 3}})}
-    )
+    found = apart(_all_steps, {"here": (1, {"trainer": trainer, "model": PLAIN, "data": {"forecast_len": 3}})})
     assert found == {"here": ("bfloat16 (autocast)", [[]])}
 
 
-def _compiled(_rank, world, options):
+def _compiled(world, options):
     """Steps with compiled units, and the operations of all graphs that torch makes of them."""
     from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd
@@ -243,10 +261,10 @@ def _compiled(_rank, world, options):
 
 
 @pytest.mark.slow
-def test_no_compiled_step_waits(run_ranks):
+def test_no_compiled_step_waits(apart):
     """Neither what is compiled nor what is around it; each unit is one graph of forward and one of backward."""
     options = {"trainer": {"compile": True, "parallelism": FSDP2}, "model": PLAIN}
-    ((found, graphs, breaks),) = run_ranks(1, _compiled, 2, options)
+    found, graphs, breaks = apart(_compiled, 2, options)
     assert found == ("bfloat16 (FSDP2 policy)", [[]])
     assert not breaks
     assert len(graphs) > 2 * 4
