@@ -40,8 +40,8 @@ _NO_THREAD = "can't start new thread"
 _PROCESSES = "raise the limit of processes (ulimit -u), or use fewer workers"
 _SHARED_MEMORY = re.compile(r"</torch_[0-9]+_|torch_shm_manager|raise your shared memory limit")
 """What is in messages of torch and of its loader about files in /dev/shm."""
-_DEAD_WORKER = re.compile(r"DataLoader worker \(pid [0-9]+\) is killed by signal")
-"""What torch raises when a worker has died, in whatever the main process does at that moment."""
+DEAD_WORKER = "DataLoader worker (pid"
+"""What is in messages of torch about a loader worker that has died, raised in whatever the main process does at that moment."""
 _NO_ANSWER = re.compile(
     "gloo.*(Timed out waiting|(Connect|Read|Write) timeout)|Application timeout caused pair closure|"
     "Watchdog caught collective operation timeout"
@@ -97,7 +97,7 @@ def known_message(error: BaseException) -> str | None:
             f"no room in shared memory: {text[:300]}; enlarge /dev/shm (of a container: --shm-size), or set "
             "trainer.loader.num_workers: 0"
         )
-    if isinstance(error, RuntimeError) and _DEAD_WORKER.search(text):
+    if isinstance(error, RuntimeError) and DEAD_WORKER in text:
         return (
             f"a loader worker died, perhaps for lack of memory ({text[:300]}); use fewer trainer.loader.num_workers or request "
             "more memory"

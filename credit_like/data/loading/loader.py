@@ -23,7 +23,7 @@ from credit_like.data.loading.arena import Allocate, Arena, Handed, hand_over, p
 from credit_like.data.loading.windows import Windows
 from credit_like.data.store import ReadError
 from credit_like.data.times import from_seconds, to_text
-from credit_like.errors import RunError, UserError, known_message
+from credit_like.errors import DEAD_WORKER, RunError, UserError, known_message
 from credit_like.layout import accumulation
 from credit_like.processes import signals_held, work_for
 from credit_like.schema.checks import epoch_samples
@@ -141,7 +141,8 @@ class Loader:
         for sample in source:
             if isinstance(sample, _Failure):
                 self.close()
-            yield sample.unwrap() if isinstance(sample, _Failure) else sample
+                raise sample.error
+            yield sample
 
     def again(self, epoch: int, start: int, count: int) -> list[Sample]:
         """Return micro-batches `start` to `start + count` of an epoch, read at once and independently of `batches`.
@@ -149,7 +150,9 @@ class Loader:
         Raises ReadError if data cannot be read.
         """
         samples = [self._read(indices.tolist()) for indices in self.indices(epoch)[start : start + count]]
-        return [sample.unwrap() if isinstance(sample, _Failure) else sample for sample in samples]
+        if failed := next((sample for sample in samples if isinstance(sample, _Failure)), None):
+            raise failed.error
+        return samples
 
     def _from_thread(self, wanted: list[NDArray[np.int64]]) -> Iterator[Any]:
         """Read ahead in a thread of this process while the caller computes with the previous batch."""
@@ -179,7 +182,7 @@ class Loader:
                 yield next(source)
             except RuntimeError as error:
                 self.close()
-                if "DataLoader worker (pid" not in str(error):  # it raised an error, which may be any
+                if DEAD_WORKER not in str(error):  # it raised an error, which may be any
                     raise
                 at = self.windows.store.time_seconds(self.windows.starts[np.maximum(indices, 0)])
                 times = ", ".join(map(to_text, from_seconds(at, self.windows.store.calendar)))
@@ -224,9 +227,6 @@ class _Failure:
     def __init__(self, error: RunError | UserError, raised: BaseException) -> None:
         self.error = error
         error.add_note("In a loader worker:\n" + "".join(traceback.format_exception(raised)))
-
-    def unwrap(self) -> Sample:
-        raise self.error
 
 
 class _Fixed(Sampler[Any]):
