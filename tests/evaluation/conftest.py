@@ -60,6 +60,7 @@ def browser():
             return context
 
         opened.new_context = patient
+        opened.new_page = lambda **options: patient(**options).new_page()
         yield opened
         opened.close()
 

@@ -327,9 +327,8 @@ def test_everything_is_reached_by_tabs_and_has_a_name(tab):
 def test_the_variable_is_chosen_by_keyboard_and_values_are_told(tab, made):
     _, _, dataset, store, variables = made
     tab.focus("#map-variable")
-    tab.keyboard.press(
-        "t"
-    )  # one key, because on a busy machine the second may come so late that it begins another name
+    # One key, because on a busy machine the second may come so late that it begins another name.
+    tab.keyboard.press("t")
     tab.keyboard.press("Tab")
     tab.keyboard.press("ArrowDown")  # the other level
     assert tab.input_value("#map-variable") == "temperature"
@@ -436,7 +435,7 @@ def test_scores_without_the_rmse_have_a_table_and_a_page(browser, made, tmp_path
     assert ("none of the metrics" in text) == (not metrics)
     assert "pers." not in text
     errors = []
-    page = browser.new_context().new_page()
+    page = browser.new_page()
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.goto(write_report(tmp_path / "report.html", some, dataset, store, variables).as_uri())
     page.wait_for_selector("html[data-ready]")

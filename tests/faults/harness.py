@@ -24,6 +24,7 @@ import torch
 import torch._dynamo  # loaded once here, not in every fork
 from torch.utils import tensorboard  # noqa: F401
 
+from credit_like import cli
 from credit_like.checkpoint.manager import Checkpoint, steps
 from credit_like.parallel.environment import local_launch
 from tests.faults import tiny
@@ -128,6 +129,15 @@ def _child(rank, world, port, save_loc, section, body):
         traceback.print_exc()
     finally:
         os._exit(status)
+
+
+def called(arguments: list[str]) -> int:
+    """Run a command in this process; return its exit status."""
+    try:
+        cli.main(arguments)
+    except SystemExit as end:
+        return end.code or 0
+    return 0
 
 
 class Job:

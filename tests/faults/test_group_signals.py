@@ -16,7 +16,6 @@ from typing import Protocol
 
 import pytest
 
-from credit_like import cli
 from credit_like.processes import signals_held, work_for
 from credit_like.training import stop as stop_module
 from tests.experiments import DEMO
@@ -53,11 +52,7 @@ class Forked:
 
 def _leader(rank, world, port, save_loc, section) -> int:
     os.setpgid(0, 0)
-    try:
-        cli.main(section["arguments"])
-    except SystemExit as end:
-        return end.code or 0
-    return 0
+    return harness.called(section["arguments"])
 
 
 def interpreter(arguments: list[str], save_loc: Path) -> subprocess.Popen:

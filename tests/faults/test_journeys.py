@@ -3,37 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
+from contextlib import nullcontext
 
 import pytest
 import yaml
 
-from credit_like import cli
-from credit_like.training.step import TrainStep
 from tests.faults import harness
 from tests.parallel.drawn import as_training, draw, written
+from tests.training.continued import stopped_in_step
 
 ENSEMBLE = {"members": 2, "amplitude": {"u": 0.5, "temperature": 0.2}}
 
 
 def command(_rank, _world, _port, _save_loc, section) -> int:
-    """Run a command; with `stop: (number, step)` this process gets a signal before the step."""
-    if stop := section.get("stop"):
-        inner = TrainStep.__call__
-
-        def stopped(self, micro_batches, count, learning_rate, step):
-            if step == stop[1]:
-                os.kill(os.getpid(), stop[0])
-            return inner(self, micro_batches, count, learning_rate, step)
-
-        TrainStep.__call__ = stopped
-    try:
-        cli.main(section["arguments"])
-    except SystemExit as end:
-        return end.code or 0
-    return 0
+    """Run a command; with `stop: (step, signal)` this process gets a signal in that step."""
+    with stopped_in_step(*section["stop"]) if section["stop"] else nullcontext():
+        return harness.called(section["arguments"])
 
 
 def run(folder, *arguments, stop=None) -> int:
@@ -73,7 +60,7 @@ def test_the_commands_of_a_user(tmp_path, seed):
     assert call("train", whole) == 0
     # Two phases of an epoch with two steps each: within a phase, and at the boundary.
     number = r.choice([signal.SIGTERM, signal.SIGKILL])
-    assert call("train", parts, stop=(number, r.choice([2, 3, 4]))) == (0 if number == signal.SIGTERM else -number)
+    assert call("train", parts, stop=(r.choice([2, 3, 4]), number)) == (0 if number == signal.SIGTERM else -number)
     assert call("train", parts) == 0
     harness.assert_same(whole, parts)
     for name in ("rollout", "evaluate", "plot"):

@@ -17,7 +17,6 @@ import pytest
 import torch
 import yaml
 
-from credit_like import cli
 from credit_like.checkpoint import credit
 from credit_like.data import statistics
 from tests.checkpoint.test_credit import ARGUMENTS, credit_state
@@ -92,11 +91,7 @@ def call(rank: int, world: int, port: int, save_loc: str, section: dict) -> int:
     # The time of day is part of a file's history.
     statistics.dt = SimpleNamespace(UTC=dt.UTC, datetime=SimpleNamespace(now=lambda zone: dt.datetime(2000, 1, 1)))
     sys.addaudithook(count)
-    status = 0
-    try:
-        cli.main(section["arguments"])
-    except SystemExit as end:
-        status = end.code or 0
+    status = harness.called(section["arguments"])
     Path(section["changes"]).write_text("\n".join(kinds))
     return status
 

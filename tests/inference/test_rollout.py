@@ -104,9 +104,8 @@ def test_a_forecast_over_february_is_a_plain_loop_over_the_files(data, tmp_path,
     def forcing(at):
         now = times[at]
         of_day = (now.month, now.day) if (now.month, now.day) in {(d.month, d.day) for d in days} else (2, 28)
-        of_day = (
-            (3, 1) if now.month == 2 and now.day == 30 else of_day
-        )  # half a day from 1 March, one and a half from 28 February
+        # 30 February is half a day from 1 March, and one and a half from 28 February.
+        of_day = (3, 1) if (now.month, now.day) == (2, 30) else of_day
         place = next(i for i, d in enumerate(days) if (d.month, d.day) == of_day)
         sun = solar.insolation(times[[at]].values, calendar, 21600, *(fields[name].values for name in grid))
         return np.stack([fields["sst"].values[min(at, first)], ice[place], sun[0]]).astype(float)

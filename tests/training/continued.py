@@ -20,13 +20,13 @@ from credit_like.training.step import TrainStep
 
 
 @contextmanager
-def stopped_in_step(number: int) -> Iterator[None]:
-    """Have the batch system ask for a stop in that optimiser step."""
+def stopped_in_step(number: int, sent: signal.Signals = signal.SIGTERM) -> Iterator[None]:
+    """Send this process a signal in that optimiser step, by default as a batch system asks for a stop."""
     step_of = TrainStep.__call__
 
     def interrupted(self, micro_batches, count, learning_rate, step):
         if step == number:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), sent)
         return step_of(self, micro_batches, count, learning_rate, step)
 
     with pytest.MonkeyPatch.context() as patch:

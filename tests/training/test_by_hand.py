@@ -226,10 +226,8 @@ class ByHand:
 
     def loss(self, model, at, epoch, backprop_steps=None):
         """The loss of the sample that begins at position `at`."""
-        data, weights = (
-            self.experiment.data,
-            self.experiment.loss.lead_weights or [1] * self.experiment.data.forecast_len,
-        )
+        data = self.experiment.data
+        weights = self.experiment.loss.lead_weights or [1] * data.forecast_len
         frames = [self.filled[i, :PROGNOSTIC] for i in range(at - data.history_len + 1, at + 1)]
         total = 0.0
         for lead, weight in enumerate(weights):

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from credit_like import build, registry
+from credit_like import registry
 from credit_like.derive.fields import scored_derivation
 from credit_like.losses._mean import AreaLoss
 from credit_like.nn import init
@@ -28,7 +28,7 @@ from credit_like.parallel.runtime import Runtime
 from credit_like.plan import simulate
 from credit_like.rollout import rollout
 from credit_like.variables import Variables
-from tests.training.without_data import global_grid, small_experiment, trainer_without_data
+from tests.training.without_data import NARROW_MODEL, global_grid, small_experiment, trainer_without_data
 
 META = torch.device("meta")
 GRID = global_grid(32, 64)
@@ -258,11 +258,7 @@ def _of_rows_and_columns(rank):
         grid,
         VARIABLES,
         model={
-            "type": "wxformer",
-            "dim": [8, 16, 32, 64],
-            "depth": [1, 1, 1, 1],
-            "dim_head": 4,
-            "use_spectral_norm": True,
+            **NARROW_MODEL,
             "padding_conf": {"activate": True, "mode": "earth", "pad_lat": [32, 32], "pad_lon": [0, 0]},
         },
         physics=PHYSICS,
@@ -274,16 +270,11 @@ def _of_rows_and_columns(rank):
         assert runtime.gradient_mesh is not None
         assert runtime.flat_gradient_mesh is not None
         runtime.device = META
-        variables = Variables(experiment.data)
-        store = simulate._NoData(grid, variables)
-        model = build.parallel_model(experiment, variables, store, runtime)
 
         def without_ddp(model, runtime, seed):
             return materialise(model, runtime, seed, lambda model, _: init.reset_buffers(model), lambda model, _: model)
 
-        trainer = simulate._trainer(model, experiment, runtime, variables, store, grid, without_ddp)
-        context = trainer.context
-        sample = simulate.sample_of(experiment, variables, grid, context.rows, context.columns)
+        trainer, sample = trainer_without_data(experiment, grid, runtime, without_ddp)
         assert sample.prognostic.shape[-2:] == (32, 64)
         return _step(trainer, sample.to(META))
 

@@ -12,10 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from credit_like import build
-from credit_like.nn import init, spectral_norm
+from credit_like.nn import spectral_norm
 from credit_like.ops import wide
-from credit_like.parallel.apply import materialise
 from credit_like.parallel.runtime import Runtime
 from credit_like.plan import simulate
 from credit_like.plan.machine import compute_seconds, machine_of
@@ -24,7 +22,7 @@ from credit_like.plan.run import grid_of
 from credit_like.schema.load import load_located
 from credit_like.training import step as module
 from credit_like.training.optimizers._muon import is_matrix
-from credit_like.variables import Variables
+from tests.training.without_data import trainer_without_data
 
 EXPERIMENT = Path(__file__).parents[2] / "config" / "era5-1deg.yml"
 META = torch.device("meta")
@@ -84,16 +82,9 @@ def _step(monkeypatch, optimizer):
         "activation_checkpoint": False, "use_ema": True, "grad_max_norm": 1.0,
     }  # fmt: skip
     experiment = type(found).model_validate(found.to_dict() | {"trainer": section})
-    grid, variables, runtime = grid_of("181x360"), Variables(experiment.data), Runtime(device=META)
-    store = simulate._NoData(grid, variables)
-
-    def blank(model, runtime, seed):
-        return materialise(model, runtime, seed, lambda model, _: init.reset_buffers(model))
-
-    model = build.parallel_model(experiment, variables, store, runtime)
-    trainer = simulate._trainer(model, experiment, runtime, variables, store, grid, blank)
-    sample = simulate.sample_of(experiment, variables, grid, slice(None)).to(META)
-    counted = _Counted()
+    grid, runtime = grid_of("181x360"), Runtime(device=META)
+    trainer, sample = trainer_without_data(experiment, grid, runtime, simulate._materialise)
+    model, sample, counted = trainer.context.stepper.model, sample.to(META), _Counted()
     monkeypatch.setattr(wide, "applies", lambda _x, weights, stride: wide.suits(weights, stride))
     with attention_as_on_gpu():
         trainer.train_step([sample], 1, 1e-3, 1)

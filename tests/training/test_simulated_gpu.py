@@ -19,7 +19,7 @@ from credit_like.rollout import rollout
 from credit_like.variables import Variables
 from tests.simulated_gpu import simulated_gpu
 from tests.training.test_host_never_waits import PHYSICS, VARIABLES, _Fields
-from tests.training.without_data import global_grid, small_experiment
+from tests.training.without_data import NARROW_MODEL, global_grid, small_experiment
 
 GRID = global_grid(64, 128)
 FSDP2 = {"data": "fsdp2"}
@@ -46,11 +46,7 @@ def _experiment(trainer, model=None, data=None, **sections):
         GRID,
         {**VARIABLES, "forecast_len": 1, **(data or {})},
         model={
-            "type": "wxformer",
-            "dim": [8, 16, 32, 64],
-            "depth": [1, 1, 1, 1],
-            "dim_head": 4,
-            "use_spectral_norm": True,
+            **NARROW_MODEL,
             "padding_conf": {"activate": True, "mode": "earth", "pad_lat": [32, 32], "pad_lon": [32, 32]},
             **(model or {}),
         },
@@ -67,7 +63,7 @@ def _trainer(gpu, experiment, world):
     _ = runtime.flat_gradient_mesh, runtime.gradient_mesh
     variables = Variables(experiment.data)
     store = simulate._NoData(GRID, variables)
-    model = build.parallel_model(experiment, variables, store, runtime)
+    model = build.parallel_model(experiment, variables, store, runtime)  # outside of the mode, on the meta device
     with gpu.mode, gpu.watched():
         return simulate._trainer(model, experiment, runtime, variables, store, GRID, simulate._materialise)
 

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from credit_like import build
 from credit_like.grid import Grid
+from credit_like.parallel.apply import materialise as with_weights
+from credit_like.parallel.runtime import Runtime
 from credit_like.plan.simulate import _NoData, _trainer, sample_of
 from credit_like.schema.experiment import Experiment
+from credit_like.state import Sample
+from credit_like.training.trainer import Trainer
 from credit_like.variables import Variables
+
+NARROW_MODEL = {
+    "type": "wxformer",
+    "dim": [8, 16, 32, 64],
+    "depth": [1, 1, 1, 1],
+    "dim_head": 4,
+    "use_spectral_norm": True,
+}
+"""A small model that several ranks can share in any way."""
 
 
 def global_grid(height: int, width: int) -> Grid:
@@ -38,10 +53,15 @@ def small_experiment(grid: Grid, data: dict[str, Any], **sections: Any) -> Exper
     )
 
 
-def trainer_without_data(experiment, grid, runtime):
-    """The trainer of this rank, with real weights, and an empty micro-batch for it."""
+def trainer_without_data(
+    experiment: Experiment,
+    grid: Grid,
+    runtime: Runtime,
+    materialise: Callable[[nn.Module, Runtime, int], nn.Module] = with_weights,
+) -> tuple[Trainer, Sample]:
+    """The trainer of this rank, by default with real weights, and an empty micro-batch for it."""
     variables = Variables(experiment.data)
     store = _NoData(grid, variables)
     model = build.parallel_model(experiment, variables, store, runtime)
-    trainer = _trainer(model, experiment, runtime, variables, store, grid)
+    trainer = _trainer(model, experiment, runtime, variables, store, grid, materialise)
     return trainer, sample_of(experiment, variables, grid, trainer.context.rows, trainer.context.columns)
