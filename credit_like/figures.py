@@ -9,7 +9,6 @@ from credit_like.evaluation.maps import Choice, plot_maps
 from credit_like.evaluation.needs import open_truth
 from credit_like.evaluation.plots import plot_ensemble, plot_scores
 from credit_like.evaluation.results import evaluation_folder, load_results
-from credit_like.evaluation.sources import refuse_grib
 from credit_like.inference.paths import forecast_path
 from credit_like.schema.experiment import Experiment
 from credit_like.variables import Variables
@@ -21,8 +20,6 @@ def plot(experiment: Experiment, choice: Choice = Choice(), style: Style = Style
     store = open_store(experiment.data, variables)
     folder = evaluation_folder(experiment)
     if choice.is_default:
-        if not any(folder.glob("*.nc")):
-            refuse_grib(forecast_path(experiment))  # which `evaluate`, the remedy of missing scores, does not read
         results = load_results(folder)
         plot_scores(results, folder)
         plot_ensemble(results, folder)

@@ -21,6 +21,7 @@ from credit_like.data import times as calendar
 from credit_like.data import units
 from credit_like.data.aliases import find, other_quantity
 from credit_like.data.files import netcdf_files
+from credit_like.data.sources import grib
 from credit_like.data.sources._conventions import PERIOD, role_of
 from credit_like.data.store import FieldStore
 from credit_like.errors import UserError, reading
@@ -276,7 +277,7 @@ def levels_in(coordinate: xr.DataArray, wanted: str) -> tuple[float, ...]:
 
 
 def open_forecast(path: Path | str) -> xr.Dataset:
-    """Open a zarr store, a netCDF file or a folder of those lazily, under WeatherBench2's dimension names.
+    """Open a zarr store, or a netCDF or GRIB file or a folder of those, lazily, under WeatherBench2's dimension names.
 
     Raises UserError if there is nothing, or it is not a forecast.
     """
@@ -290,26 +291,20 @@ def unfinished(path: Path | str) -> list[Path]:
     return sorted(folder.glob("*.part")) if folder.is_dir() else []
 
 
-def refuse_grib(path: Path) -> None:
-    """Raise UserError for a GRIB file and a folder that has these and no netCDF files."""
-    if path.suffix in _GRIB or (path.is_dir() and not any(path.glob("*.nc")) and any(path.glob("*.grib"))):
-        raise UserError(
-            f"expected forecasts in zarr or netCDF, got GRIB in {path}, which is not read; set `inference.output: "
-            "{type: zarr, path: FOLDER}`, with a folder of its own, and run `credit-like rollout` again"
-        )
-
-
 def _open(path: Path | str) -> xr.Dataset:
     where = Path(path)
-    refuse_grib(where)
+    if where.is_file() and where.suffix in _GRIB:
+        return _canonical(grib.open_forecasts([str(where)]), where)
     if where.is_dir() and not (where / "zarr.json").exists() and not (where / ".zgroup").exists():
         files = sorted(where.glob("*.nc"))
+        if not files and (messages := sorted(str(file) for file in where.iterdir() if file.suffix in _GRIB)):
+            return _canonical(grib.open_forecasts(messages), where)
         if not files:
             unfinished = (
                 " (only unfinished files; run `credit-like rollout` again)" if any(where.glob("*.part")) else ""
             )
             raise UserError(
-                f"expected forecasts in {where}, got no netCDF files{unfinished}; run `credit-like rollout` first"
+                f"expected forecasts in {where}, got no netCDF or GRIB files{unfinished}; run `credit-like rollout` first"
             )
         parts = [_open_netcdf(file) for file in files]
         dataset = xr.concat(parts, "time", data_vars="minimal", coords="minimal", compat="override", join="exact")

@@ -9,7 +9,6 @@ import pytest
 import xarray as xr
 from world import forecasts_of_truth, make_context, make_data, make_experiment
 
-from credit_like import registry
 from credit_like.data.store import open_store
 from credit_like.data.units import conversion
 from credit_like.errors import UserError
@@ -17,9 +16,7 @@ from credit_like.evaluation.evaluate import evaluate, open_baselines
 from credit_like.evaluation.frames import by_init_frame
 from credit_like.evaluation.needs import open_truth
 from credit_like.evaluation.results import load_results, save_results
-from credit_like.evaluation.sources import ForecastFiles, match, open_forecast
-from credit_like.figures import plot
-from credit_like.inference.paths import forecast_path
+from credit_like.evaluation.sources import ForecastFiles, match
 from credit_like.variables import Variables
 from tests.test_terminal import scores
 
@@ -346,29 +343,6 @@ def test_a_truth_of_another_quantity_is_refused(world, tmp_path):
         UserError, match=r"^evaluation\.truth: expected rain in units that convert to 'kg m-2', in which"
     ):
         open_truth(with_truth(experiment, tmp_path / "truth.nc"), store)
-
-
-def test_forecasts_in_grib_are_refused_with_the_way_to_scores(world, tmp_path):
-    pytest.importorskip("eccodes", reason="the extra `grib` (ecCodes) is not installed")
-    experiment, store, variables, _ = world
-    output = registry.module("writer", "grib").Config(path=str(tmp_path))
-    experiment = experiment.model_copy(
-        update={
-            "inference": experiment.inference.model_copy(update={"output": output}),
-            "save_loc": str(tmp_path / "none"),
-        }
-    )
-    (tmp_path / "forecast").mkdir()
-    (tmp_path / "forecast" / "2000-01-01T00.grib").write_bytes(b"GRIB")
-    for command in (
-        lambda: evaluate(experiment, forecast_path(experiment), store, store, variables),
-        lambda: plot(experiment),
-        lambda: open_forecast(tmp_path / "forecast" / "2000-01-01T00.grib"),
-    ):
-        with pytest.raises(
-            UserError, match=r"zarr or netCDF, got GRIB in .*forecast.*set `inference.output: \{type: zarr"
-        ):
-            command()
 
 
 @pytest.mark.parametrize("year", [1600, 2300])

@@ -7,8 +7,9 @@ spread over files. A field is read by its offset when it is needed.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -26,6 +27,7 @@ from credit_like.data.sources._grib_files import Geometries, Geometry, Message
 from credit_like.data.sources._spectral import Synthesis
 from credit_like.errors import UserError
 
+_LOG = logging.getLogger(__name__)
 _UPPER_AIR = (
     "t", "u", "v", "w", "q", "r", "z", "gh", "d", "vo", "o3", "pv", "pt", "pres", "wz", "strf", "vp", "cc", "clwc", "ciwc",
     "crwc", "cswc", "absv", "icmr", "clwmr", "rwmr", "snmr", "grle", "wind",
@@ -40,6 +42,29 @@ _WIND_ATTRS = {
     "u": {"units": "m s**-1", "long_name": "U component of wind", "standard_name": "eastward_wind"},
     "v": {"units": "m s**-1", "long_name": "V component of wind", "standard_name": "northward_wind"},
 }
+
+
+@dataclass(frozen=True)
+class _Axes:
+    """How the times of messages become dimensions."""
+
+    times: Mapping[str, Callable[[Message], int]]
+    """Dimension → its value for a message, in seconds."""
+    is_forecast: bool = False
+
+    def choose(self, key: str, in_source: str) -> str:
+        """Return the remedy for messages that differ in a key: that of a data source, or for forecasts, which have no `select`."""
+        return f"copy those of one of them, with `grib_copy -w {key}=VALUE`" if self.is_forecast else in_source
+
+
+_VALID = _Axes({"time": lambda message: message.time})
+_FORECAST = _Axes(
+    {
+        "time": lambda message: message.time - round(3600 * message.step),
+        "prediction_timedelta": lambda message: round(3600 * message.step),
+    },
+    is_forecast=True,
+)
 
 
 class Config(FileConfig):
@@ -73,34 +98,57 @@ def open_dataset(config: Config) -> xr.Dataset:
     except OSError as error:
         raise UserError(f"expected GRIB files, got one that does not open: {error}") from error
     chosen = _selected(messages, config.select, config.is_inherited)
-    _refuse_spectral_wind(chosen)
-    geometry = Geometries(chosen)
-    first = chosen[0]
-    for message in {message.grid: message for message in reversed(chosen)}.values():
-        _same_grid(geometry, first, message)
+    raw = _dataset(chosen, _VALID, config.duplicates)
+    options = config.model_copy(update={"select": {}})
+    options.refuse_absent({*map(str, raw.variables), *map(str, raw.dims)})
+    return canonical(raw, options, chosen[0].path)
+
+
+def open_forecasts(paths: Sequence[str]) -> xr.Dataset:
+    """Open forecasts in GRIB files as one lazy dataset, with ecCodes' short names.
+
+    Fields are on (time, prediction_timedelta, number, level, latitude, longitude), of which `number` is absent for one member and
+    the level has the name of its type. Variables whose messages contradict each other are left out with a warning.
+
+    Raises UserError if ecCodes is absent, a file is damaged or not GRIB, or fields are not on one latitude-longitude grid.
+    """
+    return _dataset([message for path in paths for message in _grib_files.index(path)], _FORECAST, None)
+
+
+def _dataset(messages: Sequence[Message], axes: _Axes, duplicates: str | None) -> xr.Dataset:
+    """Return the fields of all messages and their coordinates."""
+    _refuse_spectral_wind(messages)
+    geometry = Geometries(messages)
+    first = messages[0]
+    for message in {message.grid: message for message in reversed(messages)}.values():
+        _same_grid(geometry, first, message, axes)
     plane = geometry(first)
     coordinates: dict[str, Any] = {
         "latitude": ("latitude", plane.latitude, {"units": "degrees_north"}),
         "longitude": ("longitude", plane.longitude, {"units": "degrees_east"}),
     }
     variables: dict[str, list[Message]] = {}
-    for message in chosen:
+    for message in messages:
         variables.setdefault(_name(message), []).append(message)
-    times = np.unique([message.time for message in chosen])
-    coordinates["time"] = ("time", times.astype("datetime64[s]"))
-    members = np.unique([int(message.key("number")) for message in chosen])
+    for dim, seconds in axes.times.items():
+        values = np.unique([seconds(message) for message in messages])
+        coordinates[dim] = (dim, values.astype("timedelta64[s]" if dim == "prediction_timedelta" else "datetime64[s]"))
+    members = np.unique([int(message.key("number")) for message in messages])
     if len(members) > 1:
         coordinates["number"] = ("number", members)
     on_levels = [message for group in variables.values() if _has_levels(group) for message in group]
     for kind in {message.level_type for message in on_levels}:
         levels = np.unique([message.level for message in on_levels if message.level_type == kind])
         coordinates[kind] = (kind, levels, _LEVELS.get(kind, {}))
-    fields = {name: _field(name, group, coordinates, geometry, config.duplicates) for name, group in variables.items()}
-    fields |= _winds(fields, variables)
-    raw = xr.Dataset(fields, coordinates)
-    options = config.model_copy(update={"select": {}})
-    options.refuse_absent({*map(str, raw.variables), *map(str, raw.dims)})
-    return canonical(raw, options, first.path)
+    fields = {}
+    for name, group in variables.items():
+        try:
+            fields[name] = _field(name, group, coordinates, geometry, axes, duplicates)
+        except UserError as error:
+            if not axes.is_forecast:
+                raise
+            _LOG.warning("%s is not read: %s", name, error)
+    return xr.Dataset(fields | _winds(fields, variables), coordinates)
 
 
 def _name(message: Message) -> str:
@@ -185,7 +233,7 @@ def _messages_of(variable: xr.Variable) -> _Messages:
     return found[0]
 
 
-def _same_grid(geometry: Geometries, first: Message, other: Message) -> None:
+def _same_grid(geometry: Geometries, first: Message, other: Message, axes: _Axes) -> None:
     """Raise UserError if two messages are on different grids."""
     one, two = geometry(first), geometry(other)
     for axis in ("latitude", "longitude"):
@@ -193,7 +241,8 @@ def _same_grid(geometry: Geometries, first: Message, other: Message) -> None:
         if a.shape != b.shape or np.abs(a - b).max() > 1e-4:
             raise UserError(
                 f"expected all fields on one grid, got {first.where} on {_shape(first, one)} and {other.where} on "
-                f"{_shape(other, two)}; list them as sources of their own, or set data.source.select.gridType"
+                f"{_shape(other, two)}; "
+                + axes.choose("gridType", "list them as sources of their own, or set data.source.select.gridType")
             )
 
 
@@ -203,20 +252,27 @@ def _shape(message: Message, plane: _grib_files.Geometry) -> str:
 
 
 def _field(
-    name: str, group: list[Message], coordinates: dict[str, Any], geometry: Geometries, duplicates: str | None
+    name: str,
+    group: list[Message],
+    coordinates: dict[str, Any],
+    geometry: Geometries,
+    axes: _Axes,
+    duplicates: str | None,
 ) -> xr.Variable:
     """Return one variable of the messages given."""
     kinds = sorted({message.level_type for message in group})
     if len(kinds) > 1:
         raise UserError(
-            f"expected {name} on one type of level, got {', '.join(kinds)} in {group[0].path}; list them as sources "
-            f"of their own, with data.source.select.typeOfLevel: {kinds[0]}"
+            f"expected {name} on one type of level, got {', '.join(kinds)} in {group[0].path}; "
+            + axes.choose(
+                "typeOfLevel", f"list them as sources of their own, with data.source.select.typeOfLevel: {kinds[0]}"
+            )
         )
-    several = [message for message in group if message.time != group[0].time]
+    several = axes.is_forecast or any(message.time != group[0].time for message in group)
     still = len(coordinates["time"][1]) > 1 and not several and all(not message.period for message in group)
-    places = {
+    places: dict[str, Callable[[Message], float]] = {
+        **axes.times,
         "number": lambda message: int(message.key("number")),
-        "time": lambda message: message.time,
         kinds[0]: lambda message: message.level,
     }
     parameters: dict[tuple[tuple[str, str], ...], Message] = {}  # few, of many messages
@@ -231,36 +287,34 @@ def _field(
         )
     absent = {"time"} if still else set()
     absent |= set() if _has_levels(group) else {kinds[0]}
-    dims = [dim for dim in ("time", "number", kinds[0]) if dim in coordinates and dim not in absent]
-    axes = {dim: np.asarray(coordinates[dim][1]) for dim in dims}
-    if "time" in axes:
-        axes["time"] = axes["time"].astype(np.int64)
-    table = np.full([len(axis) for axis in axes.values()], -1, np.int64)
+    dims = [dim for dim in places if dim in coordinates and dim not in absent]
+    values = {dim: np.asarray(coordinates[dim][1]) for dim in dims}
+    values |= {dim: values[dim].astype(np.int64) for dim in axes.times if dim in values}
+    table = np.full([len(axis) for axis in values.values()], -1, np.int64)
     for i, message in enumerate(group):
-        at = tuple(int(np.searchsorted(axis, places[dim](message))) for dim, axis in axes.items())
+        at = tuple(int(np.searchsorted(axis, places[dim](message))) for dim, axis in values.items())
         if table[at] < 0:
             table[at] = i
         elif duplicates is None:
-            raise RepeatedTimes(_twice(group[int(table[at])], message))
+            raise RepeatedTimes(_twice(group[int(table[at])], message, axes))
     lazy = indexing.LazilyIndexedArray(_Messages(group, table, geometry))
     periods = sorted({message.period for message in group if message.key("stepType") == "accum"} - {0.0})
     over = {PERIOD: " ".join(f"{period:g}" for period in periods)} if periods else {}
     return xr.Variable((*dims, "latitude", "longitude"), lazy, dict(group[0].attrs) | over)
 
 
-def _twice(one: Message, two: Message) -> str:
+def _twice(one: Message, two: Message, axes: _Axes) -> str:
     """Return a message about two fields for the same time, with the key by which they differ."""
     keys = [key for key, value in one.keys if two.key(key) != value]
     time = np.datetime64(one.time, "s")
     if not keys:
-        return (
-            f"expected each field once, got {one.where} and {two.where}, both valid at {time}; "
-            "set data.source.duplicates: first"
-        )
+        remedy = "remove one of them" if axes.is_forecast else "set data.source.duplicates: first"
+        return f"expected each field once, got {one.where} and {two.where}, both valid at {time}; {remedy}"
     key = next((key for key in ("period", "stepType", "step") if key in keys), keys[0])
     return (
         f"expected one field for each time, got {one.where} and {two.where}, both valid at {time}, with {key} "
-        f"{one.key(key)} and {two.key(key)}; set data.source.select.{key} to one of them"
+        f"{one.key(key)} and {two.key(key)}; "
+        + axes.choose("stepRange" if key == "period" else key, f"set data.source.select.{key} to one of them")
     )
 
 
