@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from credit_like import registry
@@ -62,8 +66,12 @@ class Context:
         rows: slice = slice(None),
         columns: slice = slice(None),
         whole_rows: Callable[[Tensor], Tensor] = identity,
+        measured: Mapping[int, Mapping[str, NDArray[np.float64]]] = MappingProxyType({}),
     ) -> Context:
         """Return the context of a model that has its values: add corrections, normalisation, and the keys of its noise.
+
+        `measured` has what corrections took from the data of the training, by their position in the experiment; on the whole
+        grid.
 
         Raises UserError for a correction that cannot share columns, where these are shared, or that the data do not suit.
         """
@@ -71,11 +79,13 @@ class Context:
         layout = {"rows": rows, "reduce": runtime.sum_over_domain}
         wide = {"columns": columns, "whole_rows": whole_rows, "column_ranks": runtime.domain_shape[1], **layout}
         physics = []
-        for config in experiment.physics:
+        for i, config in enumerate(experiment.physics):
             plugin = registry.of("physics", config)
-            if check := getattr(plugin, "check_data", None):
+            given: dict[str, Any] = dict(wide if shares_columns(plugin) else layout)
+            if measured.get(i):
+                given["measured"] = measured[i]
+            elif check := getattr(plugin, "check_data", None):
                 check(config, store)
-            given = wide if shares_columns(plugin) else layout
             physics.append(plugin.build(config, variables, store, statistics, **given))
         noise = None
         if has_noise(experiment) or has_dropout(experiment):

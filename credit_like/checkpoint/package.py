@@ -4,6 +4,7 @@ README.md           model card, with front matter that model hubs read
 config.json         experiment, shapes, grid and normalisation, for readers; and the SHA-256 of the other files
 model.safetensors   an export, as `export.py` describes it
 static.nc           the static input fields, where the data of the run were at hand
+corrections.nc      what corrections of the forecast take from the fields of the training, such as a climatology; likewise
 """
 
 from __future__ import annotations
@@ -13,11 +14,15 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import xarray as xr
+from numpy.typing import NDArray
 
 import credit_like
+from credit_like import registry
 from credit_like.checkpoint.errors import DamagedCheckpoint
 from credit_like.checkpoint.export import card, export, find_unread, load_export
 from credit_like.checkpoint.files import digest, to_json, write_bytes
@@ -32,7 +37,8 @@ from credit_like.schema.experiment import Experiment
 from credit_like.small_files import read_small
 from credit_like.variables import ROLES, Variables
 
-CARD, CONFIG, WEIGHTS, STATIC = "README.md", "config.json", "model.safetensors", "static.nc"
+CARD, CONFIG, WEIGHTS = "README.md", "config.json", "model.safetensors"
+STATIC, CORRECTIONS = "static.nc", "corrections.nc"
 _FORMAT = 1
 _LEADS = (24, 72, 120, 240)
 """Leads in hours of the scores on the card, as far as there are any."""
@@ -40,12 +46,13 @@ _LEADS = (24, 72, 120, 240)
 
 @dataclass(frozen=True)
 class Package:
-    """The files of a package that have been compared with their SHA-256; `static` is None without such a file."""
+    """The files of a package that have been compared with their SHA-256; None where it has no such file."""
 
     weights: Path
-    static: Path | None
-    sha256: str
-    """Of the weights."""
+    static: Path | None = None
+    corrections: Path | None = None
+    sha256: str = ""
+    """Of the weights, empty where it has not been computed."""
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
@@ -61,7 +68,9 @@ def open_package(name: str | Path, locate: Callable[[str], str | Path] | None = 
     try:
         config = json.loads(read_small(Path(locate(CONFIG))))
         recorded = {file: config["files"][file]["sha256"] for file in config["files"]}
-        known = config["format"] == _FORMAT and WEIGHTS in recorded and recorded.keys() <= {WEIGHTS, STATIC}
+        known = (
+            config["format"] == _FORMAT and WEIGHTS in recorded and recorded.keys() <= {WEIGHTS, STATIC, CORRECTIONS}
+        )
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(
             f"{name}: expected a model package with {CONFIG}, got {error!r}; write it with `credit-like export RUN --package "
@@ -73,7 +82,7 @@ def open_package(name: str | Path, locate: Callable[[str], str | Path] | None = 
             f"{', '.join(recorded)}; write it again with `credit-like export RUN --package FOLDER`"
         )
     found = {file: _verified(name, Path(locate(file)), file, recorded[file]) for file in recorded}
-    return Package(found[WEIGHTS], found.get(STATIC), recorded[WEIGHTS])
+    return Package(found[WEIGHTS], found.get(STATIC), found.get(CORRECTIONS), recorded[WEIGHTS])
 
 
 def _verified(name: str | Path, path: Path, file: str, wanted: str) -> Path:
@@ -96,6 +105,20 @@ def load_static(path: Path) -> xr.Dataset:
         return netcdf_files.load(path)
 
 
+def load_measured(path: Path) -> dict[int, dict[str, NDArray[np.float64]]]:
+    """Return what the corrections of a package took from the data of its training, by their position in the experiment.
+
+    Raises UserError for a file that is not readable.
+    """
+    with reading("the climatology of a package", path, "copy the package again"):
+        dataset = netcdf_files.load(path)
+    result: dict[int, dict[str, NDArray[np.float64]]] = {}
+    for key, array in dataset.data_vars.items():
+        position, name = str(key).split("_", 2)[1:]
+        result.setdefault(int(position), {})[name] = array.values
+    return result
+
+
 # ---- writing ---------------------------------------------------------------------------------------------------------
 
 
@@ -116,9 +139,9 @@ def write_package(save_loc: str | Path, folder: Path, weights: str = "ema", lice
         weights_file.with_suffix(".md").unlink()
         made = load_export(weights_file)
         experiment = Experiment.model_validate(made.metadata["experiment"])
-        missing = _write_static(experiment, draft / STATIC)
-        usage = _usage(needs_static=bool(missing))
-        files = [draft / name for name in (WEIGHTS, STATIC) if (draft / name).exists()]
+        missing = _write_fields(experiment, draft)
+        usage = _usage(needs_static=bool(Variables(experiment.data).role("static")) and not (draft / STATIC).exists())
+        files = [draft / name for name in (WEIGHTS, STATIC, CORRECTIONS) if (draft / name).exists()]
         config = {
             "format": _FORMAT,
             "credit_like_version": credit_like.__version__,
@@ -143,23 +166,49 @@ def write_package(save_loc: str | Path, folder: Path, weights: str = "ema", lice
     return missing
 
 
-def _write_static(experiment: Experiment, path: Path) -> list[str]:
-    """Write the static fields on the model's grid; return why there are none although the model has some."""
+def _write_fields(experiment: Experiment, folder: Path) -> list[str]:
+    """Write the static fields on the model's grid and what corrections need; return why some are absent although needed."""
     variables = Variables(experiment.data)
-    if not variables.role("static"):
+    # Corrections that may have a climatology and have none measure nothing.
+    measured = [config for config in experiment.physics if hasattr(registry.of("physics", config), "measure")]
+    wanted = {
+        "static fields": bool(variables.role("static")),
+        "climatology": any(getattr(config, "climatology", True) for config in measured),
+    }
+    if not any(wanted.values()):
         return []
     try:
         store = open_store(experiment.data, variables)
     except UserError as error:
         first = str(error).splitlines()[0]
-        return [f"no static fields, because the data of the run do not open ({first}): give them as `forecast --from`"]
+        absent = " and no ".join(name for name, needed in wanted.items() if needed)
+        return [f"no {absent}, because the data of the run do not open ({first}): give them as `forecast --from`"]
+    made: dict[str, tuple[str, Callable[[FieldStore], xr.Dataset]]] = {
+        "static fields": (STATIC, _static),
+        "climatology": (CORRECTIONS, partial(_measured, experiment)),
+    }
+    missing = []
     try:
-        netcdf_files.save(_static(store), path)
-    except UserError as error:
-        return [f"no static fields: {error}"]
+        for name, (file, fields) in made.items():
+            try:
+                if wanted[name]:
+                    netcdf_files.save(fields(store), folder / file)
+            except UserError as error:
+                missing.append(f"no {name}: {error}")
     finally:
         store.close()
-    return []
+    return missing
+
+
+def _measured(experiment: Experiment, store: FieldStore) -> xr.Dataset:
+    """Return what corrections take from the data, each array on dimensions of its own."""
+    result = xr.Dataset()
+    for i, config in enumerate(experiment.physics):
+        if (measure := getattr(registry.of("physics", config), "measure", None)) is not None:
+            for name, values in measure(config, store.variables, store).items():
+                key = f"correction_{i}_{name}"
+                result[key] = ([f"{key}_axis_{axis}" for axis in range(values.ndim)], values)
+    return result
 
 
 def _static(store: FieldStore) -> xr.Dataset:

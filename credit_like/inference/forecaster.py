@@ -20,7 +20,7 @@ from torch import nn
 from credit_like import transforms
 from credit_like.checkpoint.errors import reading_metadata
 from credit_like.checkpoint.export import load_export
-from credit_like.checkpoint.package import Package, load_static, open_package
+from credit_like.checkpoint.package import Package, load_measured, load_static, open_package
 from credit_like.context import Context
 from credit_like.data import named, units
 from credit_like.data.aliases import find
@@ -50,16 +50,17 @@ def load_forecaster(path: str | Path | Package, device: str | torch.device = "cp
     Raises UserError for another kind of file, DamagedCheckpoint for an incomplete one.
     """
     if not isinstance(path, Package):
-        path = open_package(path) if Path(path).is_dir() else Package(Path(path), None, "")
+        path = open_package(path) if Path(path).is_dir() else Package(Path(path))
     export = load_export(path.weights)
     with reading_metadata(path.weights):
         experiment = Experiment.model_validate(export.metadata["experiment"])
         grid = Grid(*(np.array(export.metadata["grid"][axis]) for axis in ("latitude", "longitude")))
         normalisation = export.metadata["normalisation"]
     static = None if path.static is None else load_static(path.static)
+    measured = {} if path.corrections is None else load_measured(path.corrections)
     model = export.build().to(device)
     with reading_metadata(path.weights):
-        return Forecaster(model, experiment, normalisation, grid, static, path.sha256)
+        return Forecaster(model, experiment, normalisation, grid, static, path.sha256, measured)
 
 
 class Forecaster:
@@ -67,7 +68,8 @@ class Forecaster:
 
     `normalisation`: role → channels, units, level_units, mean, std, change_std, as in exports, of which those of earlier
     releases have no units. `static` has static fields for data without them. `sha256` is that of the weights' file, empty
-    where it has not been computed.
+    where it has not been computed. `measured` has what corrections took from the data of the training, by their position; what
+    is absent is taken from the data at hand.
     """
 
     def __init__(
@@ -78,9 +80,10 @@ class Forecaster:
         grid: Grid,
         static: xr.Dataset | None = None,
         sha256: str = "",
+        measured: Mapping[int, Mapping[str, NDArray[np.float64]]] | None = None,
     ) -> None:
         self.model, self.experiment, self.normalisation, self.grid = model, experiment, normalisation, grid
-        self.static, self.sha256 = static, sha256
+        self.static, self.sha256, self.measured = static, sha256, measured or {}
         variables = Variables(experiment.data)
         trained = {v.name: self._of_training("units", v) for v in variables if not v.spec.units}
         self._units = {name: text for name, text in trained.items() if text}
@@ -132,7 +135,9 @@ class Forecaster:
         statistics = self._statistics(store, store.index(init))
         device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
         runtime = Runtime(device=device)
-        context = Context.of(self.model, self.experiment, runtime, self.variables, store, statistics)
+        context = Context.of(
+            self.model, self.experiment, runtime, self.variables, store, statistics, measured=self.measured
+        )
         if context.stepper.noise is not None:
             context.stepper.noise.reseed("members", self.experiment.inference.ensemble.seed)
         return context

@@ -15,6 +15,11 @@ corrected quantities among the channels, and raises UserError for variables that
 periods or units that do not suit the correction, and reads no fields (it is called before `build` too); and with
 `check_mask(config, variables, mask)`, which raises UserError for variables that lack data where the correction needs them:
 `mask` (C, H, W) of what the model predicts is True at points that have data.
+
+A plug-in that takes more from the fields of the training than `statistics` has, such as a climatology, has
+`measure(config, variables, store)`. It returns this for the whole grid as float64 arrays by name, none if the configuration
+needs none. Model packages contain the arrays, so that forecasts from an analysis need no data of the training: `build` then gets
+them as `measured`, and `check_data` is not called. Otherwise `build` measures them itself.
 """
 
 from __future__ import annotations

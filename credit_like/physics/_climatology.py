@@ -28,7 +28,7 @@ def check_period(kind: str, period: Periods, store: FieldStore) -> None:
     got = " to ".join(dict.fromkeys(ends))
     raise UserError(
         f"physics.climatology: expected data of the period {period[0].start} to {period[-1].end}, got {got}; change it, or "
-        f"remove {kind} where forecasts are made without the data of the training"
+        f"forecast with {kind} from a package (`credit-like export RUN --package FOLDER`), which has their mean"
     )
 
 
@@ -40,19 +40,25 @@ def states(
     rows: slice = slice(None),
     columns: slice = slice(None),
     times: int = TIMES,
-) -> tuple[NDArray[np.bool_], Iterator[NDArray[np.float64]]]:
-    """Return which of the predicted channels the `chosen` variables have, and these (C, H, W) at times of a period.
+) -> Iterator[NDArray[np.float64]]:
+    """Yield the channels of the `chosen` variables (n, H, W) at times of a period.
 
     One time is read after the other, because a state of a fine grid takes gigabytes.
     """
     slices = variables.slices(variables.outputs)
-    is_chosen = np.zeros(sum(map(len, variables.outputs)), bool)
-    for channels in chosen:
-        is_chosen[channels] = True
+    is_chosen = _chosen(chosen, variables)
     read = [variable for variable in variables.outputs if is_chosen[slices[variable.name]].all()]
     positions = store.period(period)
     some = positions[spread(store.seconds[positions], times, store.step_seconds)]
-    return is_chosen, (store.read(read, [int(each)], rows, columns=columns)[0].astype(np.float64) for each in some)
+    return (store.read(read, [int(each)], rows, columns=columns)[0].astype(np.float64) for each in some)
+
+
+def _chosen(chosen: Iterable[slice], variables: Variables) -> NDArray[np.bool_]:
+    """Return of every predicted channel whether it is chosen."""
+    result = np.zeros(sum(map(len, variables.outputs)), bool)
+    for channels in chosen:
+        result[channels] = True
+    return result
 
 
 def climatology(
@@ -65,18 +71,23 @@ def climatology(
     *,
     zonal: bool = False,
 ) -> NDArray[np.float64]:
-    """Return the mean over a period at this rank's points (C, H, W), and over longitude too if `zonal` (C, H, 1).
+    """Return the mean of the `chosen` channels over a period at this rank's points, (n, H, W).
 
-    C are the predicted channels; those of no `chosen` variable are NaN, and so is what the data never have.
+    With `zonal`, it is over longitude too, (n, H, 1). What the data never have is NaN.
     """
-    is_chosen, fields = states(chosen, period, variables, store, rows, columns)
     total = count = np.zeros(())
-    for field in fields:
+    for field in states(chosen, period, variables, store, rows, columns):
         has = np.isfinite(field)
         field[~has] = 0
         total = total + (field.sum(-1, keepdims=True) if zonal else field)
         count = count + (has.sum(-1, keepdims=True) if zonal else has)
-    mean = np.full((len(is_chosen), *total.shape[1:]), np.nan)
     with np.errstate(invalid="ignore"):  # points without data
-        mean[is_chosen] = total / count
-    return mean
+        return np.asarray(total / count)
+
+
+def on_channels(values: NDArray[np.float64], chosen: Iterable[slice], variables: Variables) -> NDArray[np.float64]:
+    """Return values of the `chosen` channels (n, …) on all predicted channels (C, …), NaN on the others."""
+    is_chosen = _chosen(chosen, variables)
+    result = np.full((len(is_chosen), *values.shape[1:]), np.nan)
+    result[is_chosen] = values
+    return result

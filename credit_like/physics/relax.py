@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from credit_like.physics._climatology import check_period, climatology
+from credit_like.physics._climatology import check_period, climatology, on_channels
 from credit_like.physics._column import channels_of
 from credit_like.physics._correction import Correction, Names, require_circle
 from credit_like.physics._gaps import refuse_gaps
@@ -72,6 +72,15 @@ def check_mask(config: Config, variables: Variables, mask: NDArray[np.bool_]) ->
     refuse_gaps(config.type, config.variables, find(config, variables), mask, rows=True)
 
 
+def measure(
+    config: Config, variables: Variables, store: FieldStore, rows: slice = slice(None)
+) -> dict[str, NDArray[np.float64]]:
+    """Return the zonal means of the climatology (n, H, 1). Raises UserError as `check_data` does."""
+    check_data(config, store)
+    where = find(config, variables)
+    return {"mean": climatology(where, config.climatology or (), variables, store, rows, zonal=True)} if where else {}
+
+
 def build(config: Config, variables: Variables, store: FieldStore, statistics: Statistics, **layout: Any) -> nn.Module:
     """Build the correction; the arguments are those of every kind (see `credit_like.physics`).
 
@@ -82,16 +91,14 @@ def build(config: Config, variables: Variables, store: FieldStore, statistics: S
     from credit_like.nn.area import identity
     from credit_like.physics._fix import Fix
 
-    where = find(config, variables)
-    check_data(config, store)
+    where, rows = find(config, variables), layout.get("rows", slice(None))
+    measured = layout.get("measured") or measure(config, variables, store, rows)
     climate = torch.nn.Module()
     if where:
-        mean = climatology(
-            where, config.climatology or (), variables, store, layout.get("rows", slice(None)), zonal=True
-        )
+        mean = on_channels(measured["mean"], where, variables)
         check_mask(config, variables, np.isfinite(mean))
         climate.register_buffer("mean", torch.tensor(mean), persistent=False)
-        valid_CHW = torch.tensor(statistics.mask(variables.outputs)[:, layout.get("rows", slice(None))])
+        valid_CHW = torch.tensor(statistics.mask(variables.outputs)[:, rows])
         climate.register_buffer("points", valid_CHW.sum(-1, keepdim=True), persistent=False)
         is_whole = all(bool(valid_CHW[channels].all()) for channels in where)
         climate.register_buffer("valid", valid_CHW[:, :1, :1].clone() if is_whole else valid_CHW, persistent=False)

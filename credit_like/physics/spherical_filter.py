@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from credit_like.errors import UserError
-from credit_like.physics._climatology import check_period, climatology
+from credit_like.physics._climatology import check_period, climatology, on_channels
 from credit_like.physics._column import channels_of
 from credit_like.physics._correction import Correction, Names
 from credit_like.physics._gaps import refuse_gaps
@@ -119,6 +119,21 @@ def transforms(latitude: Real, weights: Real, highest: int) -> tuple[Real, Real]
     return fit, back
 
 
+def measure(
+    config: Config,
+    variables: Variables,
+    store: FieldStore,
+    rows: slice = slice(None),
+    columns: slice = slice(None),
+) -> dict[str, NDArray[np.float64]]:
+    """Return the mean of the climatology (n, H, W), if deviations from it are filtered. Raises UserError as `check_data` does."""
+    check_data(config, store)
+    where = find(config, variables)
+    if not where or config.climatology is None:
+        return {}
+    return {"mean": climatology(where, config.climatology, variables, store, rows, columns)}
+
+
 def build(config: Config, variables: Variables, store: FieldStore, statistics: Statistics, **layout: Any) -> nn.Module:
     """Build the correction; the arguments are those of every kind (see `credit_like.physics`).
 
@@ -131,11 +146,11 @@ def build(config: Config, variables: Variables, store: FieldStore, statistics: S
 
     where = find(config, variables)
     grid = store.grid
-    check_data(config, store)
     check_mask(config, variables, statistics.mask(variables.outputs))
     rows = layout.get("rows", slice(None))
     reduce: Callable[[Tensor], Tensor] = layout.get("reduce", identity)
     columns: slice = layout.get("columns", slice(None))
+    measured = layout.get("measured") or measure(config, variables, store, rows, columns)
     whole_rows: Callable[[Tensor], Tensor] = layout.get("whole_rows", identity)
     # The ranks that share rows compute the sums over these rows alike, and `reduce` adds up those of all ranks.
     copies: int = layout.get("column_ranks", 1)
@@ -166,10 +181,8 @@ def build(config: Config, variables: Variables, store: FieldStore, statistics: S
         kept = torch.einsum("mhn,bcmnr->bchmr", back_MHN, coefficients).contiguous()
         return torch.fft.irfft(torch.view_as_complex(kept), n=x_BCHW.shape[-1])[..., columns]
 
-    period = config.climatology if where else None
-    if period is not None:
-        mean = climatology(where, period, variables, store, rows, columns)
-        maps.register_buffer("mean", torch.tensor(mean), persistent=False)
+    if "mean" in measured:
+        maps.register_buffer("mean", torch.tensor(on_channels(measured["mean"], where, variables)), persistent=False)
 
     def correct(after_BCHW: Tensor, _before_BCHW: Tensor, _mean: Callable[[Tensor], Tensor]) -> Tensor:
         result = after_BCHW.clone()
@@ -178,7 +191,7 @@ def build(config: Config, variables: Variables, store: FieldStore, statistics: S
             for channels in chosen:
                 # In float64, because sums in float32 would lose digits of fields whose mean is large.
                 x_BCHW = after_BCHW[:, channels].double()
-                c_CHW = maps.get_buffer("mean")[channels] if period is not None else 0.0
+                c_CHW = maps.get_buffer("mean")[channels] if "mean" in measured else 0.0
                 result[:, channels] = (filtered(x_BCHW - c_CHW, fit, back) + c_CHW).to(after_BCHW.dtype)
         return result
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from credit_like.errors import UserError
-from credit_like.physics._climatology import check_period, states
+from credit_like.physics._climatology import check_period, on_channels, states
 from credit_like.physics._column import channels_of
 from credit_like.physics._correction import Correction, Names, require_circle
 from credit_like.physics._gaps import refuse_gaps
@@ -108,6 +108,20 @@ def check_mask(config: Config, variables: Variables, mask: NDArray[np.bool_]) ->
     refuse_gaps(config.type, config.variables, find(config, variables), mask)
 
 
+def measure(
+    config: Config, variables: Variables, store: FieldStore, rows: slice = slice(None)
+) -> dict[str, NDArray[np.float64]]:
+    """Return the mean squares of the waves along each row (n, H, K), if they are the target.
+
+    Raises UserError as `check_data` does.
+    """
+    check_data(config, store)
+    where = find(config, variables)
+    if not where or config.climatology is None:
+        return {}
+    return {"power": _mean_power(states(where, config.climatology, variables, store, rows, times=TIMES))}
+
+
 def build(config: Config, variables: Variables, store: FieldStore, statistics: Statistics, **layout: Any) -> nn.Module:
     """Build the correction; the arguments are those of every kind (see `credit_like.physics`).
 
@@ -119,9 +133,9 @@ def build(config: Config, variables: Variables, store: FieldStore, statistics: S
     from credit_like.physics._fix import Fix
 
     where = find(config, variables)
-    check_data(config, store)
     check_mask(config, variables, statistics.mask(variables.outputs))
     rows: slice = layout.get("rows", slice(None))
+    measured = layout.get("measured") or measure(config, variables, store, rows)
     columns: slice = layout.get("columns", slice(None))
     reduce: Callable[[Tensor], Tensor] = layout.get("reduce", identity)
     whole_rows: Callable[[Tensor], Tensor] = layout.get("whole_rows", identity)
@@ -132,10 +146,8 @@ def build(config: Config, variables: Variables, store: FieldStore, statistics: S
     climate = torch.nn.Module()
     climate.register_buffer("weights", torch.tensor(weights_H1), persistent=False)
     climate.register_buffer("scaled", torch.arange(store.grid.width // 2 + 1) >= config.lowest, persistent=False)
-    if where and config.climatology is not None:
-        is_chosen, fields = states(where, config.climatology, variables, store, rows, times=TIMES)
-        energy_CK = np.zeros((len(is_chosen), store.grid.width // 2 + 1))
-        energy_CK[is_chosen] = (_mean_power(fields) * weights_H1).sum(-2)
+    if "power" in measured:
+        energy_CK = on_channels((measured["power"] * weights_H1).sum(-2), where, variables)
         climate.register_buffer("energy", torch.tensor(energy_CK), persistent=False)
 
     def energy(waves_BCHK: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ import xarray as xr
 from credit_like import build
 from credit_like.checkpoint.export import export, load_export
 from credit_like.checkpoint.format import write_tensors
+from credit_like.checkpoint.package import CORRECTIONS, WEIGHTS, Package, write_package
 from credit_like.data.files import netcdf_files
 from credit_like.data.store import open_store
 from credit_like.errors import UserError
@@ -56,18 +57,35 @@ def run(tmp_path_factory):
     return experiment, dataset, export(folder, folder / "model.safetensors")
 
 
-def test_an_analysis_within_a_period_is_no_climatology_of_it(run, tmp_path):
+def test_an_analysis_within_a_period_is_no_climatology_of_it_which_a_package_has(run, tmp_path):
     _, dataset, _ = run
-    relaxed = "physics=[{type: relax, variables: [u], rate: 0.5, climatology: [2000-01-01, 2000-01-10]}]"
+    period = "climatology: [2000-01-01, 2000-01-10]}"
+    relaxed = (
+        f"physics=[{{type: relax, variables: [u, column_water], rate: 0.5, {period}, {{type: clip, variables: [column_water]}}, "
+        f"{{type: zonal-energy, variables: [v, precipitation], rate: 0.5, {period}, "
+        f"{{type: spherical-filter, variables: [height], highest: 7, {period}]"
+    )
     experiment = load_experiment(DEMO, [*TINY, relaxed, f"save_loc={tmp_path}"])
     assert build.train(experiment) == 0
     forecaster = load_forecaster(export(tmp_path, tmp_path / "model.safetensors"))
     one = dataset.sel(time=[np.datetime64("2000-01-05T00:00:00")])
     with pytest.raises(
-        UserError, match=r"period 2000-01-01\S* to 2000-01-10\S*, got 2000-01-05T00:00:00; .*remove relax"
+        UserError,
+        match=r"period 2000-01-01\S* to 2000-01-10\S*, got 2000-01-05T00:00:00; .*forecast with relax from a package",
     ):
         list(forecaster(one, init=["2000-01-05"], leads=1))
-    assert len(list(forecaster(dataset, init=INIT[:1], leads=1))) == 1
+    from_data = list(forecaster(dataset, init=["2000-01-05"], leads=2))
+    write_package(tmp_path, tmp_path / "package")
+    from_analysis = list(load_forecaster(tmp_path / "package")(one, init=["2000-01-05"], leads=2))
+    for first, second in zip(from_data, from_analysis, strict=True):
+        xr.testing.assert_identical(first, second)
+    corrections = netcdf_files.load(tmp_path / "package" / CORRECTIONS)
+    assert [*corrections] == ["correction_0_mean", "correction_2_power", "correction_3_mean"]
+    netcdf_files.save(2 * corrections, tmp_path / "other.nc")
+    package = Package(tmp_path / "package" / WEIGHTS, corrections=tmp_path / "other.nc")
+    other = list(load_forecaster(package)(one, init=["2000-01-05"], leads=2))
+    for name in ("u", "v", "height", "precipitation"):
+        assert not other[0][name].equals(from_analysis[0][name])
 
 
 def test_three_lines_give_what_the_run_gives(run):

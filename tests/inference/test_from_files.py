@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from credit_like.checkpoint.export import find
 from credit_like.checkpoint.files import digest
-from credit_like.checkpoint.package import _static, _write_static, load_static, write_package
+from credit_like.checkpoint.package import STATIC, _static, _write_fields, load_static, write_package
 from credit_like.cli import app
 from credit_like.data.files import netcdf_files
 from credit_like.data.store import open_store
@@ -270,7 +270,8 @@ def test_static_fields_that_cannot_be_told_apart_are_left_out(tmp_path, name, fu
         "static": {"surface": [first, {"name": "other", "var": name, **further}]},
     }
     experiment = Experiment.model_validate({**values, "data": data})
-    (told,) = _write_static(experiment, tmp_path / "static.nc")
+    (told,) = _write_fields(experiment, tmp_path)
+    assert not (tmp_path / STATIC).exists()
     assert told.startswith("no static fields: expected variables with different names in the files")
     assert f"got several {name}, change `var`" in told
     assert not (tmp_path / "static.nc").exists()

@@ -457,7 +457,8 @@ def test_spherical_filter_leaves_the_mean_of_its_period(variables, states):
 
 def test_spherical_filter_needs_the_data_of_its_period(variables):
     with pytest.raises(
-        ValueError, match=r"physics.climatology: expected data of the period 1999.*remove spherical-filter"
+        ValueError,
+        match=r"physics.climatology: expected data of the period 1999.*forecast with spherical-filter from a package",
     ):
         build(
             {"type": "spherical-filter", "variables": ["Q"], "highest": 3, "climatology": ["1999-01-01", "1999-02-01"]},
