@@ -13,6 +13,7 @@ way. `--traces` keeps the simulated ranks, which take minutes; the rest takes se
 from __future__ import annotations
 
 import argparse
+import datetime as dt
 import math
 import pickle
 import sys
@@ -44,6 +45,10 @@ SHAPES: dict[str, tuple[Shape, ...]] = {
 GPUS = (128, 256, 512, 1024, 2048, 4096, 8192)
 BATCHES = (32, 128, 1024)
 COPIES, NODE, MORE = 4, 8, 4
+HEAD = (
+    "{}, made with `python benchmarks/plan_scaling.py --gpu {}`. Nothing is measured: the figures do not depend on the machine\n"
+    "that simulates them."
+)
 SCHEDULE = ((124_000, 1), (26_000, 8))
 """Updates and forecast steps of each: single-step training and the rollouts after it (Schreck et al. 2025)."""
 
@@ -277,7 +282,9 @@ def main() -> None:
     text, curves = tables(traces(given.traces, given.processes), machine)
     print(text)
     if given.output:
-        (given.output / "plan-scaling.md").write_text("# WXFormer on many GPUs, simulated\n\n" + text)
+        (given.output / "plan-scaling.md").write_text(
+            f"# WXFormer on many GPUs, simulated\n\n{HEAD.format(dt.date.today(), given.gpu)}\n\n{text}"
+        )
         draw(curves, machine, given.output / "plan-scaling.svg")
 
 

@@ -1171,7 +1171,9 @@ GCM_LONG = Recipe("gcm-t21-long", "config/gcm-t21-long.yml", free=(CYCLIC,), fil
 
 
 def free_run(bench: Bench, recipe: Recipe, seed: int, years: float) -> None:
-    """Forecast from some times of the test period for so many years; store daily means, and spectra of the first and last year.
+    """Forecast from some times of the test period for so many years.
+
+    Stored are global means of one state a day, and spectra of the first and last year.
 
     A forecast has blown up where the variance of a variable's eddies is 10 times the truth's, or where a global mean is further
     from the truth's than the truth varies in space and time. The run ends when that holds tenfold for all forecasts.
