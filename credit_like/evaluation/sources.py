@@ -22,7 +22,7 @@ from credit_like.data import units
 from credit_like.data.aliases import find, other_quantity
 from credit_like.data.files import netcdf_files
 from credit_like.data.sources import grib
-from credit_like.data.sources._conventions import PERIOD, role_of
+from credit_like.data.sources._conventions import FROM_START, PERIOD, role_of
 from credit_like.data.store import FieldStore
 from credit_like.errors import UserError, reading
 from credit_like.evaluation.climatology import Climatology
@@ -117,14 +117,17 @@ class _Fitted:
     """In the truth's units; empty at the surface, and for levels of another kind."""
     a: float
     b: float
+    sum_over: int = 0
+    """Where the values are sums since the initial time: the seconds over which those of the truth are; else 0."""
 
 
 class ForecastFiles:
     """A forecast dataset in WeatherBench2 layout on the truth's grid; names are matched through the alias table.
 
-    Values and levels are converted to the truth's units where both are known. Warns of sums over another time than those of
-    the truth. Raises UserError if it is not a forecast, is on another grid or in another calendar, has times or leads that are
-    bare numbers, or has a variable of the truth on other dimensions or in units of something else.
+    Values and levels are converted to the truth's units where both are known, and sums since the initial time to sums over
+    the time of the truth's. Warns of other sums over another time than those of the truth. Raises UserError if it is not a
+    forecast, is on another grid or in another calendar, has times or leads that are bare numbers, or has a variable of the truth
+    on other dimensions or in units of something else.
     """
 
     def __init__(self, dataset: xr.Dataset, truth: FieldStore, provenance: str) -> None:
@@ -173,6 +176,18 @@ class ForecastFiles:
         fitted = self._fit(variable)
         if fitted is None:
             return None
+        if fitted.sum_over:
+            until = self._fields(fitted, init, leads, variable, levels)
+            since = [lead - fitted.sum_over for lead in leads]
+            before = self._fields(fitted, init, since, variable, levels)
+            before[:, [lead == 0 for lead in since]] = 0
+            return until - before
+        return self._fields(fitted, init, leads, variable, levels)
+
+    def _fields(
+        self, fitted: _Fitted, init: int, leads: Sequence[int], variable: Variable, levels: Sequence[int]
+    ) -> Array:
+        """Return what `fields` does, of the values as they are in the files."""
         shape = (self.members, len(leads), len(levels), len(self._rows), len(self._columns))
         result = np.full(shape, np.nan)
         at = [(i, self._lead_at[lead]) for i, lead in enumerate(leads) if lead in self._lead_at]
@@ -209,6 +224,13 @@ class ForecastFiles:
         """Return the units of a variable in the truth, and those of its levels; empty where they are unknown."""
         return self.truth.attrs(variable).get("units", ""), self.truth.level_units(variable)
 
+    def _seconds_of_sums(self, variable: Variable) -> int:
+        """Return the seconds over which the truth's values are sums, by default its time step; 0 if they are of several."""
+        hours = self.truth.sum_attrs(variable).get(PERIOD, "").split()
+        if len(hours) > 1:
+            return 0
+        return round(3600 * float(hours[0])) if hours else self.truth.step_seconds
+
     def _hours_of_sums(self, array: xr.DataArray, variable: Variable) -> tuple[str, str] | None:
         """Return the hours over which values are sums in the files and in the truth, if both declare them and they differ."""
         theirs = str(array.attrs.get(PERIOD, ""))
@@ -230,7 +252,8 @@ class ForecastFiles:
             raise UserError(
                 f"expected {what} in units that convert to the truth's {wanted!r}, got {found!r}; convert it or correct its units"
             ) from error
-        if hours := self._hours_of_sums(array, variable):
+        sum_over = self._seconds_of_sums(variable) if FROM_START in array.attrs else 0
+        if not sum_over and (hours := self._hours_of_sums(array, variable)):
             _LOG.warning(
                 "%s are sums over %s h and those of the truth over %s h, which are not converted", what, *hours
             )
@@ -241,7 +264,7 @@ class ForecastFiles:
                 "%s of %s is not scored: its levels (%s, ...) are not those of the truth (%s %s)",
                 *(name, self.provenance, shown, variable.levels_text, level_units),
             )
-        return self._fitted.setdefault(key, _Fitted(array, levels, a, b))
+        return self._fitted.setdefault(key, _Fitted(array, levels, a, b, sum_over))
 
 
 def _on_forecast_dims(array: xr.DataArray, on_levels: bool, what: str) -> xr.DataArray:

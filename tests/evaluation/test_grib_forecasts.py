@@ -11,6 +11,7 @@ import xarray as xr
 from world import HEIGHT, WIDTH, forecasts_of_truth, make_context, make_data, make_experiment
 
 from credit_like import registry
+from credit_like.data.store import open_store
 from credit_like.errors import UserError
 from credit_like.evaluation.evaluate import evaluate
 from credit_like.evaluation.results import save_results
@@ -18,6 +19,7 @@ from credit_like.evaluation.sources import ForecastFiles, open_forecast
 from credit_like.figures import plot
 from credit_like.inference.forecast import write_forecasts
 from credit_like.inference.paths import forecast_path
+from credit_like.variables import Variables
 
 pytest.importorskip("eccodes", reason="the extra `grib` (ecCodes) is not installed")
 from tests.data.sources.test_grib import message, surface
@@ -114,6 +116,47 @@ def test_absent_messages_are_missing_values_and_those_that_contradict_each_other
     np.testing.assert_allclose(first[0, 1], wanted[0, 1], atol=1e-4)
     np.testing.assert_allclose(first[0, 0, 1], wanted[0, 0, 1], atol=1e-4)
     np.testing.assert_allclose(other[0], wanted[1], atol=1e-4)
+
+
+def test_precipitation_since_the_initial_time_is_that_of_the_steps_of_the_truth(world, tmp_path):
+    context, forecasts = world
+    rain = forecasts["rain"].isel(number=0, time=0)
+    area = (
+        *(float(rain[axis][0]) for axis in ("latitude", "longitude")),
+        *(float(rain[axis][-1]) for axis in ("latitude", "longitude")),
+    )
+    start = rain["time"].values.astype("datetime64[s]").item()
+
+    def total(hours, values):
+        """Return precipitation in m of values in kg m-2."""
+        keys = {
+            "dataDate": int(f"{start:%Y%m%d}"),
+            "dataTime": int(f"{start:%H%M}"),
+            "shape": (HEIGHT, WIDTH),
+            "area": area,
+        }
+        return surface("tp", values / 1000, stepType="accum", stepRange=hours, **keys)
+
+    first, second = rain.values.astype(float)
+    since_start = [total("0-6", first), total("0-12", first + second), total("0-18", first + second + 1)]
+    store = context.store
+    tree = context.experiment.to_dict()
+    tree["data"]["diagnostic"] = {"surface": [{"name": "total_precipitation", "var": "rain"}]}
+    variables = Variables(type(context.experiment).model_validate(tree).data)
+    store = open_store(type(context.experiment).model_validate(tree).data, variables)
+    (tp,) = variables.role("diagnostic")
+
+    def read(*contents):
+        (tmp_path / "a.grib").write_bytes(b"".join(contents))
+        files = ForecastFiles(open_forecast(tmp_path / "a.grib"), store, "a.grib")
+        return files.fields(int(files.init[0]), [6 * 3600, 12 * 3600, 18 * 3600], tp, [0])[0, :, 0]
+
+    np.testing.assert_allclose(read(*since_start), [first, second, np.ones_like(first)], atol=1e-5)
+    lacking = read(since_start[0], since_start[2])
+    np.testing.assert_allclose(lacking[0], first, atol=1e-5)
+    assert np.isnan(lacking[1:]).all(), "18 h cannot be known without 12 h"
+    of_steps = read(since_start[0], total("6-12", second))
+    np.testing.assert_allclose(of_steps[:2], [first, second], atol=1e-5)
 
 
 def test_fields_on_several_grids_are_refused(world, tmp_path):

@@ -17,6 +17,8 @@ from credit_like.grid import turn
 DIMS = ("time", "level", "latitude", "longitude")
 PERIOD = "period_hours"
 """Attribute of variables that are sums over time: the hours of the sum, several if fields differ."""
+FROM_START = "sums_from_initial_time"
+"""Attribute of variables of forecasts that are sums from the initial time to each lead."""
 DIFFERS = "differs_between_files"
 """Attribute of variables without time that are not the same in all files: two of the files."""
 _STANDARD_NAMES = {

@@ -21,7 +21,7 @@ from xarray.core import indexing
 from credit_like.data.files.direct import DirectArray, Spans, direct
 from credit_like.data.files.find import find_files, is_url
 from credit_like.data.sources import _grib_files
-from credit_like.data.sources._conventions import PERIOD, RepeatedTimes
+from credit_like.data.sources._conventions import FROM_START, PERIOD, RepeatedTimes
 from credit_like.data.sources._files import FileConfig, canonical
 from credit_like.data.sources._grib_files import Geometries, Geometry, Message
 from credit_like.data.sources._spectral import Synthesis
@@ -298,8 +298,11 @@ def _field(
         elif duplicates is None:
             raise RepeatedTimes(_twice(group[int(table[at])], message, axes))
     lazy = indexing.LazilyIndexedArray(_Messages(group, table, geometry))
-    periods = sorted({message.period for message in group if message.key("stepType") == "accum"} - {0.0})
+    sums = [message for message in group if message.key("stepType") == "accum" and message.period]
+    periods = sorted({message.period for message in sums})
     over = {PERIOD: " ".join(f"{period:g}" for period in periods)} if periods else {}
+    if axes.is_forecast and len(periods) > 1 and all(message.period == message.step for message in sums):
+        over[FROM_START] = "true"
     return xr.Variable((*dims, "latitude", "longitude"), lazy, dict(group[0].attrs) | over)
 
 
