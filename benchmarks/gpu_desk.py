@@ -17,7 +17,7 @@ import copy
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,12 +35,15 @@ from torch._inductor.scheduler import ExternKernelSchedulerNode
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
+from torch.utils._pytree import tree_leaves, tree_structure, tree_unflatten
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.plan import experiment
 from credit_like import build, ops
 from credit_like.grid import Grid
 from credit_like.losses._mean import AreaLoss
+from credit_like.nn import attention
+from credit_like.nn.attention import PositionBias
 from credit_like.nn.precision import keeps_full_precision
 from credit_like.parallel.fsdp2 import shard_units
 from credit_like.plan.meter import Meter, attention_as_on_gpu
@@ -77,6 +80,8 @@ class Part:
     times: int
     strides: tuple[tuple[int, ...], ...] | None = None
     """Of the inputs; by default they are contiguous."""
+    is_compiled: bool = True
+    """Whether a run compiles it."""
 
 
 def lowered(gm: torch.fx.GraphModule, inputs: list[Tensor], backward: bool, mode: FakeTensorMode) -> Count:
@@ -161,30 +166,82 @@ def counts_of(part: Part) -> dict[str, tuple[Count, Count]]:
             return functional_call(part.module, own, arguments[len(names) :])
 
         found["eager"] = eager(call, fresh())
-        found["compiled"] = compiled(call, fresh(), mode)
+        found["compiled"] = compiled(call, fresh(), mode) if part.is_compiled else found["eager"]
     return found
+
+
+class _WithTables(nn.Module):
+    """A layer with the tables of its position biases as inputs."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x_BHWC: Tensor, *tables_N: Tensor) -> Any:
+        short_and_long = (*tables_N, None)[:2] if self.layer.short.bias is not None else (None, *tables_N)
+        return self.layer(x_BHWC, tables=short_and_long)
+
+
+class _Stacking(nn.Module):
+    """The parameters of the position biases of a stage as few tensors, and their table as one of each bias."""
+
+    def __init__(self, biases: Sequence[PositionBias]) -> None:
+        super().__init__()
+        self.biases = nn.ModuleList(biases)
+
+    def forward(self, table_nN: Tensor) -> tuple[Tensor, ...]:
+        return (*tree_leaves(attention._stacked(list(self.biases))), *table_nN.unbind())
+
+
+class _Tables(nn.Module):
+    """The tables of the position biases of a stage, from their stacked parameters."""
+
+    def __init__(self, like: attention._Stacked) -> None:
+        super().__init__()
+        self.like = like
+
+    def forward(self, *tensors: Tensor) -> Tensor:
+        stacked = tree_unflatten(tensors, tree_structure(self.like))
+        states = [[x.detach() for x in state] for state in stacked.states]
+        return attention._mlps(stacked._replace(offsets=stacked.offsets.detach(), states=states))
+
+
+def tables_of(stage: int, biases: Sequence[PositionBias]) -> list[Part]:
+    """Return the two parts of the tables of a stage: what is compiled, and how its parameters are stacked."""
+    like = attention._stacked(biases)
+    shapes = tuple(tuple(x.shape) for x in tree_leaves(like))
+    table = (tuple(like.offsets.shape[:2]),)
+    name = f"{len(biases)} position tables of stage {stage}"
+    return [
+        Part(f"{name}: parameters", _Stacking(biases), table, torch.float32, 1, is_compiled=False),
+        Part(name, _Tables(like), shapes, torch.bfloat16, 1),
+    ]
 
 
 def parts_of(model: nn.Module, inputs: Tensor) -> list[Part]:
     """Return the units of a model on the meta device, those that are alike together."""
     calls: dict[tuple[Any, ...], list[nn.Module]] = defaultdict(list)
-    hooks = []
-    for unit in shard_units(model):
+    tables: list[Part] = []
 
-        def note(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-            shapes = tuple(tuple(x.shape) for x in arguments)
-            strides = tuple(x.stride() for x in arguments)
-            weights = tuple(tuple(p.shape) for p in module.parameters())
-            calls[type(module).__name__, shapes, strides, weights].append(module)
+    def note(module: nn.Module, arguments: tuple[Tensor, ...], options: dict[str, Any]) -> None:
+        given = [*arguments, *(table for table in options.get("tables", ()) if table is not None)]
+        shapes, strides = tuple(tuple(x.shape) for x in given), tuple(x.stride() for x in given)
+        weights = tuple(tuple(p.shape) for p in module.parameters())
+        calls[type(module).__name__, shapes, strides, weights].append(module)
 
-        hooks.append(unit.register_forward_pre_hook(note))
+    def note_tables(_module: nn.Module, biases: tuple[PositionBias | None, ...]) -> None:
+        tables.extend(tables_of(len(tables) // 2, [bias for bias in biases if bias is not None]))
+
+    hooks = [unit.register_forward_pre_hook(note, with_kwargs=True) for unit in shard_units(model)]
+    found = (module for module in model.modules() if isinstance(module, attention.PositionTables))
+    hooks += [module.register_forward_pre_hook(note_tables) for module in found]
     model(inputs)
     for hook in hooks:
         hook.remove()
-    return [
+    units = [
         Part(
             f"{name} {'×'.join(map(str, shapes[0][1:]))}",
-            modules[0],
+            modules[0] if len(shapes) == 1 else _WithTables(modules[0]),
             shapes,
             torch.float32 if keeps_full_precision(modules[0]) else torch.bfloat16,
             len(modules),
@@ -192,6 +249,7 @@ def parts_of(model: nn.Module, inputs: Tensor) -> list[Part]:
         )
         for (name, shapes, strides, _), modules in calls.items()
     ]
+    return [*units, *tables]
 
 
 class _Inputs(nn.Module):

@@ -8,8 +8,8 @@ Legend: B batch, N windows, L tokens of a window (w^2), h heads, d channels of a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from credit_like.nn.layer import Layer
 from credit_like.nn.linear import Linear, stacked_weights
 from credit_like.nn.norms import ChannelNorm
 from credit_like.nn.place import WHOLE
+from credit_like.nn.spectral_norm import normalised_together
 
 POSITION_INDICES = ("exact", "credit")
 
@@ -65,7 +66,7 @@ class PositionBias(Layer):
     def forward(self, table_N: Tensor | None = None) -> Tensor:
         """Return the biases as (w^2, w^2); rows are queries. `table_N`: from `position_tables`, if it computed one."""
         if table_N is None:
-            return ops.of_weights(self, lambda: self._of_pairs(_tables([self])[0]))
+            return ops.of_weights(self, lambda: self._of_pairs(_mlps(_stacked([self]))[0]))
         return self._of_pairs(table_N)
 
     def _of_pairs(self, table_N: Tensor) -> Tensor:
@@ -101,39 +102,98 @@ def _skewed(x: Tensor, dim: int) -> Tensor:
     return padded.flatten(dim, dim + 1).narrow(dim, 0, w * (2 * w - 1)).unflatten(dim, (w, 2 * w - 1))
 
 
-def position_tables(*biases: PositionBias | None) -> list[Tensor | None]:
+def position_tables(
+    *biases: PositionBias | None, mlps: Callable[[_Stacked], Tensor] | None = None
+) -> list[Tensor | None]:
     """Return the tables of several biases of one width, computed together; None for those that compute their own.
 
     A table has few numbers, so that on a GPU its time is that of launching kernels. The biases may have windows of
-    different sizes.
+    different sizes. `mlps` is the compiled form of the computation, if there is one.
     """
     present = [bias for bias in biases if bias is not None]
     if not present or any(ops.keeps_of_weights(bias) for bias in present):
         return [None] * len(biases)
-    tables = _tables(present)[::-1]
+    tables = list((mlps or _mlps)(_stacked(present)).unbind())[::-1]
     return [None if bias is None else tables.pop() for bias in biases]
 
 
-def _tables(biases: Sequence[PositionBias]) -> list[Tensor]:
-    """Return the entries of each table: the MLPs of all biases n at once, (n, N, 2) -> (n, N, d) -> ... -> (n, N).
+class PositionTables(Layer):
+    """The tables of the position biases of a stage, computed together (see `position_tables`).
 
-    Smaller tables have further entries at the end, which no pair of tokens reads. Matrix products with 2 inputs or 1
-    output are sums, which the compiler joins with the operations around them.
+    It has no parameters of its own: it reads those of the biases.
+    """
+
+    together = True
+    """Whether it computes them; FSDP2 gathers the parameters of a layer for that layer alone, which then computes its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._mlps: Callable[[_Stacked], Tensor] = _mlps
+
+    def forward(self, *biases: PositionBias | None) -> list[Tensor | None]:
+        """Return the table of each bias; None for those that compute their own."""
+        return position_tables(*biases, mlps=self._mlps) if self.together else [None] * len(biases)
+
+    def compile(self, *args: Any, **options: Any) -> None:
+        """Compile what is computed from the stacked parameters; compiled, stacking them would be a copy of each."""
+        self._mlps = torch.compile(_mlps, *args, **options)
+
+
+class _Stacked(NamedTuple):
+    """What the tables of n biases are computed from: the offsets (n, N, 2) and the parameters, each of shape (n, …)."""
+
+    offsets: Tensor
+    weights: list[Tensor]
+    states: list[list[Tensor]]
+    """Of the spectral norms, as `stacked_weights` returns them."""
+    shifts: list[Tensor]
+    norm_scales: list[Tensor]
+    norm_shifts: list[Tensor]
+
+
+def _stacked(biases: Sequence[PositionBias]) -> _Stacked:
+    """Return the parameters of several biases together.
+
+    Smaller tables have further entries at the end, which no pair of tokens reads.
     """
     longest = max(len(bias.offsets) for bias in biases)
-    offsets = [nn.functional.pad(bias.offsets, (0, 0, 0, longest - len(bias.offsets))) for bias in biases]
+    padded: dict[tuple[int, str], Tensor] = {}
+    for bias in biases:
+        kind, missing = (bias.window, bias.position_index), longest - len(bias.offsets)
+        if kind not in padded:
+            padded[kind] = nn.functional.pad(bias.offsets, (0, 0, 0, missing)) if missing else bias.offsets
     linears = list(zip(*(bias.linears for bias in biases), strict=True))
-    weights = [stacked_weights(layers) for layers in linears]
-    shifts = [ops.stacked([layer.bias for layer in layers])[:, None] for layers in linears]
-    x_nNd = (ops.stacked(offsets).to(weights[0].dtype)[:, :, None] * weights[0][:, None]).sum(-1) + shifts[0]
-    for step, norms in enumerate(zip(*(bias.norms for bias in biases), strict=True), 1):
-        scale, shift = (ops.stacked([getattr(norm, name) for norm in norms])[:, None] for name in ("weight", "bias"))
+    norms = list(zip(*(bias.norms for bias in biases), strict=True))
+    weights, states = zip(*map(stacked_weights, linears), strict=True)
+    return _Stacked(
+        ops.stacked([padded[bias.window, bias.position_index] for bias in biases]),
+        list(weights),
+        list(states),
+        [ops.stacked([layer.bias for layer in layers]) for layers in linears],
+        [ops.stacked([norm.weight for norm in each]) for each in norms],
+        [ops.stacked([norm.bias for norm in each]) for each in norms],
+    )
+
+
+def _mlps(stacked: _Stacked) -> Tensor:
+    """Return the entries of each table: the MLPs of all biases n at once, (n, N, 2) -> (n, N, d) -> ... -> (n, N).
+
+    Matrix products with 2 inputs or 1 output are sums, which the compiler joins with the operations around them.
+    """
+    weights = [
+        normalised_together(weight, *state) if state else weight
+        for weight, state in zip(stacked.weights, stacked.states, strict=True)
+    ]
+    shifts = [shift[:, None] for shift in stacked.shifts]
+    x_nNd = (stacked.offsets.to(weights[0].dtype)[:, :, None] * weights[0][:, None]).sum(-1) + shifts[0]
+    for step, norm in enumerate(zip(stacked.norm_scales, stacked.norm_shifts, strict=True), 1):
+        scale, shift = (each[:, None] for each in norm)
         x_nNd = nn.functional.relu(
             nn.functional.layer_norm(x_nNd, x_nNd.shape[-1:], eps=ChannelNorm.eps) * scale + shift
         )
         if step < 3:
             x_nNd = torch.baddbmm(shifts[step], x_nNd, weights[step].mT)
-    return list(((x_nNd * weights[3]).sum(-1) + shifts[3][..., 0]).unbind())
+    return (x_nNd * weights[3]).sum(-1) + shifts[3][..., 0]
 
 
 class WindowAttention(Layer):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from credit_like import ops
 from credit_like.nn.layer import Layer
-from credit_like.nn.spectral_norm import SpectralNorm, normalised_together
+from credit_like.nn.spectral_norm import SpectralNorm
 
 
 class Lora(Layer):
@@ -53,9 +53,13 @@ class Linear(Layer, nn.Linear):
         return nn.functional.linear(x, self.effective_weight(), self.bias)
 
 
-def stacked_weights(layers: Sequence[Linear]) -> Tensor:
-    """Return the effective weights of layers of one shape, (layers, out, in), with few operations."""
+def stacked_weights(layers: Sequence[Linear]) -> tuple[Tensor, list[Tensor]]:
+    """Return the weights of layers of one shape, (layers, out, in), and their u, v and 1/sigma for `normalised_together`.
+
+    Without the latter, the weights are those that are applied.
+    """
     spectrals = [layer.spectral for layer in layers if layer.spectral is not None and layer.spectral.in_backward]
     if len(spectrals) < len(layers) or any(layer.lora is not None for layer in layers):
-        return ops.stacked([layer.effective_weight() for layer in layers])
-    return normalised_together([layer.weight for layer in layers], spectrals)
+        return ops.stacked([layer.effective_weight() for layer in layers]), []
+    states = [ops.stacked([one.get_buffer(name) for one in spectrals]) for name in ("u", "v", "inv_sigma")]
+    return ops.stacked([layer.weight for layer in layers]), states

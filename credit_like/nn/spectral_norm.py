@@ -98,10 +98,9 @@ class _NormalisedTogether(torch.autograd.Function):
         return (wide * factor - along_u * v[:, None]).to(grad.dtype), None, None, None
 
 
-def normalised_together(weights: Sequence[Tensor], spectrals: Sequence[SpectralNorm]) -> Tensor:
+def normalised_together(weight: Tensor, u: Tensor, v: Tensor, inv_sigma: Tensor) -> Tensor:
     """Return W/sigma of small matrices of one shape, (n, rows, columns); the gradients are those of W/sigma."""
-    states = [ops.stacked([x.get_buffer(name) for x in spectrals]) for name in ("u", "v", "inv_sigma")]
-    normalised: Tensor = _NormalisedTogether.apply(ops.stacked(weights), *states)
+    normalised: Tensor = _NormalisedTogether.apply(weight, u, v, inv_sigma)
     return normalised
 
 

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from credit_like.errors import UserError
 from credit_like.nn import init, spectral_norm
 from credit_like.nn.area import identity
+from credit_like.nn.attention import PositionTables
 from credit_like.nn.spectral_norm import SpectralNorm
 from credit_like.parallel.ddp import apply_ddp, wrapped_again
 from credit_like.parallel.domain.apply import apply_domain_parallel
@@ -59,7 +60,8 @@ def parallelise(model: nn.Module, section: TrainerSection, runtime: Runtime, tra
         # Within DDP torch would split the graph of a unit where a bucket of gradients is full, so that it is sent before the
         # unit's backward has ended. A unit is small, and its parts are fused worse than the whole.
         torch._dynamo.config.optimize_ddp = False
-        for unit in shard_units(model):
+        tables = (module for module in model.modules() if isinstance(module, PositionTables))
+        for unit in (*shard_units(model), *tables):
             unit.compile(dynamic=False)
     if section.parallelism.data == "fsdp2" and train:
         mesh = runtime.gradient_mesh

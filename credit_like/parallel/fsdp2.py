@@ -26,6 +26,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
 from credit_like import ops
 from credit_like.nn import spectral_norm
+from credit_like.nn.attention import PositionTables
 from credit_like.nn.layer import is_shard_unit, recomputation
 from credit_like.nn.precision import keeps_full_precision
 from credit_like.parallel.mesh import default_mesh
@@ -189,6 +190,9 @@ def apply_fsdp2(
         "ignored_params": ignored_params,
     }
     units = list(shard_units(model))
+    for module in model.modules():
+        if isinstance(module, PositionTables):
+            module.together = False
     inner = outer = full = MixedPrecisionPolicy()
     if policy is not None:
         inner = MixedPrecisionPolicy(param_dtype=policy.param_dtype, reduce_dtype=policy.reduce_dtype)

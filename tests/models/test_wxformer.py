@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from credit_like.models.wxformer import Config, build
 from credit_like.nn import spectral_norm
+from credit_like.nn.attention import PositionTables
 from credit_like.nn.init import initialise
 from credit_like.nn.layer import is_shard_unit
 
@@ -240,7 +241,9 @@ def test_gradients_with_spectral_norm_do_not_change_under_activation_checkpointi
             for module in model.modules():
                 if is_shard_unit(module):
                     inner = module.forward
-                    module.forward = lambda x, inner=inner: checkpoint(inner, x, use_reentrant=False)
+                    module.forward = lambda *given, inner=inner, **more: checkpoint(
+                        inner, *given, use_reentrant=False, **more
+                    )
         (model(x) ** 2).mean().backward()
         spectral_norm.correct_gradients(model)
         found.append([p.grad for p in model.parameters()])
@@ -256,3 +259,27 @@ def test_bfloat16_stays_near_fp32():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         rough = model(x)
     assert 0 < relative(rough.float(), exact) < 0.05
+
+
+@pytest.mark.parametrize("layers", ["of one stage", "of different windows"])
+def test_position_tables_of_a_stage_are_those_of_its_layers(layers):
+    long = [4, 4, 2, 1] if layers == "of one stage" else [8, 2, 4, 2]
+    config = Config(use_spectral_norm=True, depth=[2, 1, 3, 1], global_window_size=long)
+    x = torch.randn(1, 3, 1, 32, 64, dtype=torch.float64)
+    found, calls = [], []
+    for together in (False, True):
+        model = make(config).train()
+        spectral_norm.before_step(model)
+        for module in model.modules():
+            if isinstance(module, PositionTables):
+                module.together = together
+                module.register_forward_hook(lambda _module, biases, tables: calls.append((len(biases), tables)))
+        y = model(x)
+        (y**2).mean().backward()
+        spectral_norm.correct_gradients(model)
+        found.append([y.detach(), *(p.grad for p in model.parameters())])
+    for alone, one in zip(*found, strict=True):
+        torch.testing.assert_close(one, alone, rtol=0, atol=1e-14 * max(1, alone.abs().max().item()))
+    assert [count for count, _ in calls] == 2 * [4, 2, 6, 2]
+    assert all(table is None for _, tables in calls[:4] for table in tables)
+    assert all(table is not None for table in calls[6][1])

@@ -14,7 +14,7 @@ decoder (up 1 to head), or in the norms of the feed-forward blocks of the layers
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from credit_like import ops
 from credit_like.models import ChannelAxis
 from credit_like.models.wxformer import Config
 from credit_like.nn import spectral_norm
-from credit_like.nn.attention import LongAttention, ShortAttention, position_tables
+from credit_like.nn.attention import LongAttention, PositionBias, PositionTables, ShortAttention, position_tables
 from credit_like.nn.cross_embed import CrossEmbed
 from credit_like.nn.dropout import FIRST_SITE, gain, path_factors
 from credit_like.nn.feed_forward import FeedForward
@@ -80,12 +80,24 @@ class TransformerLayer(Layer):
         )
         self.long_ff = FeedForward(dim, spectral_norm=normalised, dropout=config.ff_dropout, site=3, noise=noise[1])
 
-    def forward(self, x_BHWC: Tensor, key_B: Tensor | None = None, noise_BJ: Tensor | None = None) -> Tensor:
+    @property
+    def biases(self) -> tuple[PositionBias | None, PositionBias | None]:
+        """Return the position biases of short and long attention; a window of one token has none."""
+        return self.short.bias, self.long.bias
+
+    def forward(
+        self,
+        x_BHWC: Tensor,
+        key_B: Tensor | None = None,
+        noise_BJ: Tensor | None = None,
+        tables: tuple[Tensor | None, ...] | None = None,
+    ) -> Tensor:
         """Apply the layer to (B, H, W, C); the shape stays the same.
 
-        `key_B` selects what dropout drops, `noise_BJ` the noise in the norms.
+        `key_B` selects what dropout drops, `noise_BJ` the noise in the norms. `tables` are those of `biases`, if they are
+        computed already.
         """
-        short_N, long_N = position_tables(self.short.bias, self.long.bias)
+        short_N, long_N = position_tables(*self.biases) if tables is None else tables
         x_BHWC = self._residual(0, self.short, x_BHWC, key_B, table_N=short_N)  # x + attention among neighbours
         x_BHWC = self._residual(1, self.short_ff, x_BHWC, key_B, noise_BJ=noise_BJ)  # x + mlp(norm(x))
         x_BHWC = self._residual(2, self.long, x_BHWC, key_B, table_N=long_N)  # x + attention across the image
@@ -118,13 +130,19 @@ class Stage(nn.Module):
         self.embed.full_precision = stage == 0
         self.first_site = FIRST_SITE + sum(config.depth[:stage])
         self.layers = nn.ModuleList(TransformerLayer(config, stage, layer) for layer in range(config.depth[stage]))
+        self.tables = PositionTables()
 
     def forward(self, x_BHWC: Tensor, **keys: Tensor) -> Tensor:
         """Map (B, H, W, C) to (B, H/s, W/s, dim). `keys` are those of dropout and noise, as for `TransformerLayer`."""
         x_BHWC = in_own_precision(self.embed, x_BHWC)
-        for site, layer in enumerate(self.layers, self.first_site):
+        tables = self.tables(*(bias for layer in self.layers for bias in cast("TransformerLayer", layer).biases))
+        for i, layer in enumerate(self.layers):
             # Each layer gets keys of its own, so that equal layers share one compiled graph.
-            x_BHWC = layer(x_BHWC, **{name: absorb(key, site) for name, key in keys.items()})
+            given: dict[str, Any] = {name: absorb(key, self.first_site + i) for name, key in keys.items()}
+            own = tuple(tables[2 * i : 2 * i + 2])
+            if any(table_N is not None for table_N in own):
+                given["tables"] = own
+            x_BHWC = layer(x_BHWC, **given)
         return x_BHWC
 
 
