@@ -8,7 +8,7 @@ Legend: B batch, N windows, L tokens of a window (w^2), h heads, d channels of a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -102,13 +102,11 @@ def _skewed(x: Tensor, dim: int) -> Tensor:
     return padded.flatten(dim, dim + 1).narrow(dim, 0, w * (2 * w - 1)).unflatten(dim, (w, 2 * w - 1))
 
 
-def position_tables(
-    *biases: PositionBias | None, mlps: Callable[[_Stacked], Tensor] | None = None
-) -> list[Tensor | None]:
+def position_tables(*biases: PositionBias | None, mlps: PositionMLPs | None = None) -> list[Tensor | None]:
     """Return the tables of several biases of one width, computed together; None for those that compute their own.
 
     A table has few numbers, so that on a GPU its time is that of launching kernels. The biases may have windows of
-    different sizes. `mlps` is the compiled form of the computation, if there is one.
+    different sizes. `mlps` computes them from the stacked parameters; it may be compiled.
     """
     present = [bias for bias in biases if bias is not None]
     if not present or any(ops.keeps_of_weights(bias) for bias in present):
@@ -128,15 +126,15 @@ class PositionTables(Layer):
 
     def __init__(self) -> None:
         super().__init__()
-        self._mlps: Callable[[_Stacked], Tensor] = _mlps
+        self.mlps = PositionMLPs()
 
     def forward(self, *biases: PositionBias | None) -> list[Tensor | None]:
         """Return the table of each bias; None for those that compute their own."""
-        return position_tables(*biases, mlps=self._mlps) if self.together else [None] * len(biases)
+        return position_tables(*biases, mlps=self.mlps) if self.together else [None] * len(biases)
 
     def compile(self, *args: Any, **options: Any) -> None:
         """Compile what is computed from the stacked parameters; compiled, stacking them would be a copy of each."""
-        self._mlps = torch.compile(_mlps, *args, **options)
+        self.mlps.compile(*args, **options)
 
 
 class _Stacked(NamedTuple):
@@ -173,6 +171,14 @@ def _stacked(biases: Sequence[PositionBias]) -> _Stacked:
         [ops.stacked([norm.weight for norm in each]) for each in norms],
         [ops.stacked([norm.bias for norm in each]) for each in norms],
     )
+
+
+class PositionMLPs(Layer):
+    """The MLPs of several position biases, with their parameters as the argument."""
+
+    def forward(self, stacked: _Stacked) -> Tensor:
+        """Return the entries of each table (n, N)."""
+        return _mlps(stacked)
 
 
 def _mlps(stacked: _Stacked) -> Tensor:
