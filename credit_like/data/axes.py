@@ -9,7 +9,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from credit_like.data.locate import Problems, Source
-from credit_like.data.sources._conventions import same_circle
+from credit_like.data.sources._conventions import same_circle, same_points
 from credit_like.data.times import Times, calendar_of, from_seconds, seconds, to_text
 from credit_like.errors import UserError
 from credit_like.grid import Grid, turn
@@ -36,7 +36,7 @@ def common_grid(
     for i, grid in grids.items():
         for name in ("latitude", "longitude"):
             mine, theirs = getattr(grid, name), getattr(first, name)
-            if mine.shape != theirs.shape or not np.allclose(mine, theirs, atol=1e-4):
+            if not same_points(name, mine, theirs):
                 told = _other_grid(name, sources[i].where, sources[reference].where, mine, theirs)
                 problems.append((sources[i].place, told))
                 break

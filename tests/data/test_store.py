@@ -199,6 +199,28 @@ def test_sources_whose_columns_begin_at_other_meridians_are_turned(tmp_path, dat
     np.testing.assert_array_equal(got, ds["sst"].values[7])
 
 
+@pytest.mark.parametrize("region", [{"west": 0, "east": 360}, {"west": -180, "east": 180}, {"west": -90, "east": 90}])
+@pytest.mark.parametrize("first", [-180, 90])
+def test_the_same_box_of_sources_that_count_longitudes_from_elsewhere(tmp_path, dataset, data_section, region, first):
+    ds = dataset()
+    ds.drop_vars("sst").to_zarr(tmp_path / "a.zarr", consolidated=False)
+    counted = (ds.longitude - first) % 360 + first
+    ds[["sst"]].assign_coords(longitude=counted).sortby("longitude").to_zarr(tmp_path / "b.zarr", consolidated=False)
+    sources = [{"type": "zarr", "path": str(tmp_path / name), "region": region} for name in ("a.zarr", "b.zarr")]
+    for several in (sources, sources[::-1]):
+        data = data_section("", source=several)
+        variables = Variables(data)
+        store = open_store(data, variables)
+        assert store.grid.longitude[0] < 360
+        expected = ds["sst"].isel(time=7).sel(longitude=store.grid.longitude % 360)
+        np.testing.assert_array_equal(store.read([variables["sst"]], [7])[0, 0], expected)
+    joined = data_section("", source={"type": "zarr", "path": str(tmp_path / "[ab].zarr"), "region": region})
+    variables = Variables(joined)
+    store = open_store(joined, variables)
+    expected = ds["sst"].isel(time=7).sel(longitude=store.grid.longitude % 360)
+    np.testing.assert_array_equal(store.read([variables["sst"]], [7])[0, 0], expected)
+
+
 def test_sources_merge_on_their_common_times(tmp_path, dataset, data_section):
     ds = dataset()
     ds.drop_vars(["sst", "rain"]).isel(time=slice(0, 35)).to_zarr(tmp_path / "a.zarr", consolidated=False)

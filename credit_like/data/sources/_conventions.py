@@ -165,9 +165,18 @@ def single_values(raw: xr.Dataset) -> dict[str, Any]:
     }
 
 
+def same_points(name: str, one: NDArray[Any], other: NDArray[Any]) -> bool:
+    """Return whether two axes of degrees have the same points in the same order; longitudes may differ by whole circles."""
+    if one.shape != other.shape:
+        return False
+    theirs = np.asarray(other, np.float64)
+    apart = np.asarray(one, np.float64) - theirs
+    return bool(np.allclose(theirs + (turn(apart) if name == "longitude" else apart), theirs, atol=1e-4))
+
+
 def same_circle(one: NDArray[Any], other: NDArray[Any]) -> bool:
     """Return whether two axes are the same whole circle of longitudes that begins elsewhere or is counted from another meridian."""
-    if one.shape != other.shape or np.allclose(one, other, atol=1e-4):
+    if one.shape != other.shape or same_points("longitude", one, other):
         return False
     steps = np.abs(turn(np.diff(np.asarray(one, np.float64))))
     if not np.isclose(steps.mean() * len(one), 360, rtol=1e-3):

@@ -37,6 +37,7 @@ from credit_like.data.sources._conventions import (
     reduced,
     roles,
     same_circle,
+    same_points,
     single_values,
     text_times,
     valid_times,
@@ -314,8 +315,11 @@ def _same_coordinates(first: xr.Dataset, other: xr.Dataset, path: str, names: Se
     for name in names:
         if name in first.coords and name in other.coords:
             a, b = first[name].values, other[name].values
-            degrees = 1e-4 if name in ("latitude", "longitude") else 1e-8
-            if a.shape != b.shape or not (np.array_equal(a, b) if name == "time" else np.allclose(a, b, atol=degrees)):
+            if name in ("latitude", "longitude"):
+                same = same_points(name, a, b)
+            else:
+                same = a.shape == b.shape and (np.array_equal(a, b) if name == "time" else np.allclose(a, b))
+            if not same:
                 raise UserError(f"expected the same {name} in all files, got another in {path}; {_cure(name, a, b)}")
 
 
@@ -764,4 +768,5 @@ def _within(dataset: xr.Dataset, region: Region | None) -> xr.Dataset:
         return cut.isel(longitude=slice(int(columns[0]), int(columns[-1]) + 1))
     cut = cut.isel(longitude=columns)
     west = cut["longitude"].values[0]
+    west = west - 360 if west >= 360 else west
     return cut.assign_coords(longitude=west + (cut["longitude"].values - west) % 360)
