@@ -1,6 +1,6 @@
 """Relaxation of zonal means towards those of the data, similar to the effect of heating and friction.
 
-With [x] the mean of x along a row, over the points that have data, and c the mean of [x] over the times of `climatology`,
+With [x] the mean of x along a row, over the points that have data, and c the mean of [x] over up to 50 times of `climatology`,
 
     x ← x + rate · (c − [x])
 
