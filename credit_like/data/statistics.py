@@ -27,6 +27,7 @@ from credit_like.data.files import netcdf_files
 from credit_like.data.store import Fields, FieldStore
 from credit_like.data.times import from_seconds, parse, to_text
 from credit_like.errors import UserError, reading
+from credit_like.grid import turn
 from credit_like.naming import counted
 from credit_like.outputs import replacing, sync
 from credit_like.registry import did_you_mean
@@ -195,10 +196,14 @@ class Statistics:
 
 
 def _check_grid(dataset: xr.Dataset, store: FieldStore, path: str | Path) -> None:
-    """Raise UserError unless the points of `valid` are the store's, to a thousandth of a degree."""
+    """Raise UserError unless the points of `valid` are the store's, to a thousandth of a degree and whole circles."""
     for axis, wanted in (("latitude", store.grid.latitude), ("longitude", store.grid.longitude)):
         there = dataset[axis].values
-        if there.shape != wanted.shape or not np.allclose(there, wanted, rtol=0, atol=1e-3):
+        same = there.shape == wanted.shape
+        if same:
+            apart = turn(there - wanted) if axis == "longitude" else there - wanted
+            same = bool(np.abs(apart).max() <= 1e-3)
+        if not same:
             raise UserError(
                 f"expected statistics of the data's {len(wanted)} {axis}s from {wanted[0]:g} to {wanted[-1]:g}, got "
                 f"{len(there)} from {there[0]:g} to {there[-1]:g} in {path}; {_FIT_AGAIN}"

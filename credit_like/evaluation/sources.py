@@ -26,7 +26,7 @@ from credit_like.data.sources._conventions import FROM_START, PERIOD, role_of
 from credit_like.data.store import FieldStore
 from credit_like.errors import UserError, reading
 from credit_like.evaluation.climatology import Climatology
-from credit_like.grid import Grid
+from credit_like.grid import Grid, turn
 from credit_like.variables import Variable
 
 _LOG = logging.getLogger(__name__)
@@ -396,10 +396,17 @@ def _with_level(dataset: xr.Dataset) -> xr.Dataset:
 
 
 def match(there: NDArray[np.float64], wanted: NDArray[np.float64], axis: str, what: str) -> list[int]:
-    """Return the positions of the wanted coordinates among the file's, to a thousandth of a degree."""
-    order = [int(np.argmin(np.abs(there - value))) for value in wanted]
+    """Return the positions of the wanted coordinates among the file's, to a thousandth of a degree.
+
+    Longitudes may differ by whole circles, and so by rounding on either side of Greenwich.
+    """
+
+    def apart(of: NDArray[np.float64], value: NDArray[np.float64] | np.float64) -> NDArray[np.float64]:
+        return np.abs(turn(of - value) if axis == "longitude" else of - value)
+
+    order = [int(np.argmin(apart(there, value))) for value in wanted]
     # Written so that NaN is refused too, which every comparison denies.
-    if len(there) != len(wanted) or not np.abs(there[order] - wanted).max() <= 1e-3:
+    if len(there) != len(wanted) or not apart(there[order], wanted).max() <= 1e-3:
         got = "some that are NaN" if np.isnan(there).any() else f"{len(there)} from {there[0]:g} to {there[-1]:g}"
         raise UserError(
             f"expected forecasts on the truth's {len(wanted)} {axis}s from {wanted[0]:g} to {wanted[-1]:g}, got {got} in {what}; "

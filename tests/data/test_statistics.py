@@ -222,6 +222,9 @@ def test_statistics_of_another_grid_are_refused(stored, dataset, tmp_path):
     fitted = fit_statistics(store, variables, data).dataset
     fitted.to_netcdf(tmp_path / "same.nc")
     Statistics.load(tmp_path / "same.nc", store)
+    counted = fitted.assign_coords(longitude=fitted.longitude - 360 - 1e-6)
+    counted.to_netcdf(tmp_path / "counted.nc")  # from another meridian
+    assert Statistics.load(tmp_path / "counted.nc", store).dataset.sizes == fitted.sizes
     moved = fitted.assign_coords(longitude=fitted.longitude + 1)
     for name, changed in (("fewer", fitted.isel(latitude=slice(0, 2))), ("moved", moved)):
         changed.to_netcdf(tmp_path / f"{name}.nc")

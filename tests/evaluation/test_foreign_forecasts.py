@@ -146,6 +146,14 @@ REFUSED = {
 }
 
 
+def test_columns_that_miss_greenwich_by_rounding_are_found_there():
+    theirs = np.arange(-180, 180, 0.1)  # a sum of steps: the column of Greenwich is at -1e-11
+    assert 0 > theirs[1800] > -1e-9
+    assert match(theirs % 360, np.arange(3600) / 10, "longitude", "x") == [*range(1800, 3600), *range(1800)]
+    with pytest.raises(UserError, match=r"3600 longitudes from 0 to 359\.9, got 3600 from 180\.05 to 179\.95 in x"):
+        match((theirs + 0.05) % 360, np.arange(3600) / 10, "longitude", "x")
+
+
 def test_missing_coordinates_of_a_dataset_are_close_to_none():
     wanted = np.array([30.0, 0.0, -30.0])
     assert match(wanted[::-1] + 5e-4, wanted, "latitude", "x") == [2, 1, 0]
