@@ -22,6 +22,7 @@ from credit_like.stepper import Stepper
 from credit_like.variables import Variables
 
 Perturb = Callable[[Tensor, Sequence[int]], Tensor]
+"""From analysed frames (B, C, T, H, W), the newest last, and initial positions to the frames from which to forecast."""
 T = TypeVar("T")
 
 
@@ -42,11 +43,10 @@ def rollout(
 ) -> Iterator[tuple[int, State]]:
     """Forecast one batch from the initial positions `init`; yield (lead, State) for leads 1 … `leads`.
 
-    States are in physical units, with points without data as in `Stepper`. `perturb` changes the newest analysed frame
-    (B, C, H, W), given the initial positions. `members` select the noise of a model that has any, 0 by default. Memory
-    does not grow with the lead: only one state and the forcing of one more step are in memory. `without_gradients` is the
-    mode in which each step runs; a model that is sharded for training needs `torch.no_grad`, because FSDP2 writes to its
-    parameters between steps.
+    States are in physical units, with points without data as in `Stepper`. `perturb` changes the analysed frames. `members`
+    select the noise of a model that has any, 0 by default. Memory does not grow with the lead: only one state and the forcing of
+    one more step are in memory. `without_gradients` is the mode in which each step runs; a model that is sharded for training
+    needs `torch.no_grad`, because FSDP2 writes to its parameters between steps.
     """
     device = stepper.mean.device
     history = [[i - back for back in range(history_len - 1, -1, -1)] for i in init]
@@ -61,8 +61,7 @@ def rollout(
     analysed = np.stack([store.read(variables.role("prognostic"), times, rows, columns=columns) for times in history])
     prognostic_BCTHW = torch.from_numpy(analysed).to(device).transpose(1, 2).contiguous()
     if perturb is not None:
-        newest = perturb(prognostic_BCTHW[:, :, -1], init)
-        prognostic_BCTHW = torch.cat([prognostic_BCTHW[:, :, :-1], newest[:, :, None]], 2)
+        prognostic_BCTHW = perturb(prognostic_BCTHW, init)
     with without_gradients():
         numbers = None if members is None else torch.tensor(list(members), device=device)
         state = stepper.initial(prognostic_BCTHW, torch.tensor(list(init), device=device), numbers)
@@ -71,6 +70,16 @@ def rollout(
         with without_gradients(), torch.autocast(device.type, torch.bfloat16, enabled=amp):
             state = stepper(state, forcing_BCTHW.to(device, non_blocking=True))
         yield lead, state
+
+
+def of_newest(change: Callable[[Tensor, Sequence[int]], Tensor]) -> Perturb:
+    """Return a perturbation that changes the newest frame (B, C, H, W) alone."""
+
+    def perturb(frames_BCTHW: Tensor, init: Sequence[int]) -> Tensor:
+        newest_BCHW = change(frames_BCTHW[:, :, -1], init)
+        return torch.cat([frames_BCTHW[:, :, :-1], newest_BCHW[:, :, None]], 2)
+
+    return perturb
 
 
 def read_ahead(reads: Iterable[Callable[[], T]]) -> Iterator[T]:

@@ -6,7 +6,8 @@ the analysis of that time, so that what grows fastest remains. Sources: Toth and
 74, 2317-2330; Toth and Kalnay (1997), Mon. Weather Rev. 125, 3297-3319, from where the pairs are, one member with the
 vector added and one with it subtracted.
 
-A lagged member starts from an earlier analysis. Its forecast up to the initial time makes its initial state. Source:
+A lagged member starts from an earlier analysis. Its forecast up to the initial time makes its initial state, all frames of
+it for a model with a history. Source:
 Hoffman and Kalnay (1983), Tellus 35A, 100-118.
 """
 
@@ -21,7 +22,7 @@ from torch import Tensor
 from credit_like.context import Context
 from credit_like.inference.perturb import gaussian_fields, perturbations
 from credit_like.inference.times import earlier_starts
-from credit_like.rollout import Perturb, rollout
+from credit_like.rollout import Perturb, of_newest, rollout
 from credit_like.state import State
 from credit_like.transforms import Transforms
 
@@ -38,7 +39,8 @@ def initial_states(context: Context, amp: bool) -> ForMembers:
     ensemble = context.experiment.inference.ensemble
     if ensemble.kind == "gaussian":
         store = context.store
-        return perturbations(ensemble, context.variables, context.statistics, store, context.rows, context.columns)
+        gaussian = perturbations(ensemble, context.variables, context.statistics, store, context.rows, context.columns)
+        return lambda members: of_newest(gaussian(members))
     run = partial(
         rollout,
         context.stepper,
@@ -62,12 +64,12 @@ def initial_states(context: Context, amp: bool) -> ForMembers:
 
 def _lagged(after: Callable[..., State], starts: Sequence[int]) -> ForMembers:
     def for_members(members: Sequence[int]) -> Perturb:
-        def replace(newest_BCHW: Tensor, init: Sequence[int]) -> Tensor:
-            result = newest_BCHW.clone()
+        def replace(frames_BCTHW: Tensor, init: Sequence[int]) -> Tensor:
+            result = frames_BCTHW.clone()
             for member in sorted(set(members) - {0}):
                 places = [place for place, other in enumerate(members) if other == member]
                 state = after([init[place] - starts[member] for place in places], starts[member])
-                result[places] = state.now.to(result.dtype)
+                result[places] = state.prognostic.to(result.dtype)
             return result
 
         return replace
@@ -94,6 +96,9 @@ def _bred(context: Context, after: Callable[..., State], starts: Sequence[int]) 
         result: Tensor = transforms.inverse(transforms.forward(x_BCHW, torch) + by_BCHW, torch)
         return result
 
+    def add(by_BCHW: Tensor, x_BCHW: Tensor, _init: Sequence[int]) -> Tensor:
+        return shifted(x_BCHW, by_BCHW)
+
     def for_members(members: Sequence[int]) -> Perturb:
         pairs = [(member + 1) // 2 for member in members]
         signs = torch.tensor([0.0 if not member else 1.0 if member % 2 else -1.0 for member in members])
@@ -106,13 +111,13 @@ def _bred(context: Context, after: Callable[..., State], starts: Sequence[int]) 
                 there = [i - start for i in init]
                 control, perturbed = (
                     transforms.forward(after(there, cycle, perturb).now, torch)
-                    for perturb in (None, lambda x_BCHW, _, by=vector: shifted(x_BCHW, by))
+                    for perturb in (None, of_newest(partial(add, vector)))
                 )
                 vector = perturbed - control
                 grown = norm(vector)
                 vector = vector * torch.where(grown > 0, first / grown, 0)
             return shifted(newest_BCHW, sign_B111 * vector)
 
-        return breed
+        return of_newest(breed)
 
     return for_members

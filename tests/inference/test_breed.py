@@ -25,17 +25,35 @@ BRED = {"amplitude": {"u": 0.1, "sp": 0.05}, "perturbations": {"type": "bred", "
 LAGGED = {"perturbations": {"type": "lagged", "lag": "12h"}}
 
 
-def write(data, save_loc, ensemble, part=(0, 1), **inference):
+class Frames(nn.Module):
+    """A model that stirs the mean of all frames."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x_BCTHW):
+        return self.inner(x_BCTHW.mean(2, keepdim=True))
+
+
+def write(data, save_loc, ensemble, part=(0, 1), history_len=1, **inference):
     experiment = make_experiment(data, save_loc, ensemble={"members": 4, **ensemble}, **inference)
-    outcome = write_forecasts(make_context(experiment), "step-7", part=part)
+    section = experiment.data.model_copy(update={"history_len": history_len})
+    context = make_context(experiment.model_copy(update={"data": section}))
+    context.stepper.model = Frames(context.stepper.model)
+    outcome = write_forecasts(context, "step-7", part=part)
     return open_forecast(forecast_path(experiment)).load() if outcome.finished else None
 
 
-def test_a_lagged_member_is_the_forecast_from_an_earlier_analysis(data, tmp_path):
-    members = write(data, tmp_path / "a", LAGGED, init="2000-01-09", lead="1d", batch_size=3)
+@pytest.mark.parametrize("history_len", [1, 3])
+def test_a_lagged_member_is_the_forecast_from_an_earlier_analysis(data, tmp_path, history_len):
+    frames = {"history_len": history_len}
+    members = write(data, tmp_path / "a", LAGGED, init="2000-01-09", lead="1d", batch_size=3, **frames)
     for member in range(4):
         start = np.datetime64("2000-01-09") - member * np.timedelta64(12, "h")
-        one = write(data, tmp_path / f"b{member}", {"members": 1}, init=str(start), lead=f"{24 + 12 * member}h")
+        one = write(
+            data, tmp_path / f"b{member}", {"members": 1}, init=str(start), lead=f"{24 + 12 * member}h", **frames
+        )
         for name in members:
             late = one[name].isel(time=0, prediction_timedelta=slice(2 * member, None)).values
             np.testing.assert_allclose(members[name].sel(number=member).isel(time=0).values, late, rtol=2e-6)
@@ -62,7 +80,7 @@ def states(context, members, init):
     prognostic = context.variables.role("prognostic")
     analysed = torch.from_numpy(context.store.read(prognostic, [init] * len(members)))
     perturb = initial_states(context, amp=False)(members)
-    return perturb(analysed, [init] * len(members)).double(), analysed[0].double()
+    return perturb(analysed[:, :, None], [init] * len(members))[:, :, 0].double(), analysed[0].double()
 
 
 def norm(context, x_CHW):
@@ -101,7 +119,7 @@ def test_breeding_is_the_cycle_of_forecast_and_rescaling(data, tmp_path):
     vector = seed[0] - analysed
     size = norm(context, vector)
     for back in (4, 2):
-        grown = run(init - back, lambda x, _, by=vector: (x.double() + by).float()) - run(init - back)
+        grown = run(init - back, lambda x, _, by=vector: (x.double() + by[:, None]).float()) - run(init - back)
         vector = grown * size / norm(context, grown)
     bred, analysed = states(context, [1], init)
     change = torch.from_numpy(context.statistics.select(prognostic)[2])[:, None, None]
