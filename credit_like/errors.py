@@ -79,9 +79,7 @@ def known_message(error: BaseException) -> str | None:
         return str(error)
     if isinstance(error, SystemExit):
         # No part of the program exits: this is code of a plug-in or a library.
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [at for at in frames if not at.filename.startswith(_LIBRARIES)] or frames
-        place = "".join(f" at {at.filename}:{at.lineno}" for at in own[-1:])
+        place = "".join(f" at {at}" for at in (own_line(error),) if at)
         return (
             f"expected code that returns or raises an error, got an exit with status {error.code!r}{place}; change it"
         )
@@ -118,6 +116,13 @@ def known_message(error: BaseException) -> str | None:
     if isinstance(error, RuntimeError) and _LOST.search(text):
         return f"the connection to another rank was lost: it has ended, or its node is gone ({text[:300]})"
     return known_message(error.__cause__) if error.__cause__ is not None else None
+
+
+def own_line(error: BaseException) -> str:
+    """Return `file:line` of the innermost frame of an error outside of installed packages; empty where there is no frame."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [at for at in frames if not at.filename.startswith(_LIBRARIES)] or frames
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
 
 
 def cut(text: str, most: int) -> str:

@@ -19,10 +19,12 @@ from credit_like.errors import UserError
 from credit_like.evaluation.plots import plot_scores
 from credit_like.evaluation.results import load_results
 from credit_like.evaluation.scorecard import scorecard
+from credit_like.models import build_model
 from credit_like.schema.errors import ExperimentError
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.json_schema import experiment_schema
 from credit_like.schema.load import dump_experiment, load_experiment
+from credit_like.variables import Variables
 
 PARTS = Path(__file__).parent / "parts"
 FILE = PARTS / "experiment.yml"
@@ -215,6 +217,34 @@ def test_a_part_that_cannot_be_imported_is_one_message(tmp_path, text, said):
     [problem] = caught.value.problems
     assert (problem.line, problem.key) == (line, "loss.type")
     assert "\n" not in str(problem)
+
+
+MODEL = """\
+from typing import Literal
+from credit_like.schema.base import Section
+
+class Config(Section):
+    type: Literal["{name}"] = "{name}"
+    predict: Literal["increment", "state"] = "increment"
+
+def build(config, **sizes):
+    import torch
+    return torch.nn.Linear(1, int(torch.linspace(0, 8, 3)[1].item()))
+"""
+
+
+def test_a_model_that_reads_values_where_it_is_built_is_one_message(tmp_path):
+    folder = write(tmp_path / "parts", "reader", kind="models", text=MODEL)
+    experiment = load(tmp_path, [str(folder)], "model={type: reader}")
+    variables = Variables(experiment.data)
+    with (
+        pytest.raises(
+            UserError, match=r"model.type: .*models/reader.py:10: .*compute numbers there with Python or numpy"
+        ),
+        torch.device("meta"),
+    ):
+        build_model(experiment, variables, 8, 16)
+    assert build_model(experiment, variables, 8, 16).out_features == 4
 
 
 def test_a_metric_that_cannot_be_imported_is_found_by_check(tmp_path):

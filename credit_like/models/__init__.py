@@ -5,10 +5,12 @@ A plug-in is a module with the attributes of `ModelPlugin`; what it builds is a 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from credit_like import registry
+from credit_like.errors import UserError, own_line
 from credit_like.schema.plugin import ModelConfig
 
 if TYPE_CHECKING:
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
 
     from credit_like.schema.experiment import Experiment
     from credit_like.variables import Variables
+
+_OF_META = re.compile(r"\bmeta\b")
+"""What is in messages of torch about tensors without values."""
 
 __all__ = ["ChannelAxis", "Model", "ModelConfig", "ModelPlugin", "build_model"]
 
@@ -80,18 +85,31 @@ class ModelPlugin(Protocol):
 def build_model(experiment: Experiment, variables: Variables, height: int, width: int) -> nn.Module:
     """Return the experiment's model, on the current default device (use `meta` for shapes without values).
 
-    Raises UserError if the model does not fit the grid, or `start_from.lora` the model.
+    Raises UserError if the model does not fit the grid, or `start_from.lora` the model, and for a model that cannot be built
+    without values.
     """
+    from credit_like.nn.init import refuse_lost_values
     from credit_like.nn.lora import add_lora
 
-    model: nn.Module = registry.of("model", experiment.model).build(
-        experiment.model,
-        in_channels=variables.in_channels,
-        out_channels=variables.out_channels,
-        frames=experiment.data.history_len,
-        height=height,
-        width=width,
-    )
+    try:
+        model: nn.Module = registry.of("model", experiment.model).build(
+            experiment.model,
+            in_channels=variables.in_channels,
+            out_channels=variables.out_channels,
+            frames=experiment.data.history_len,
+            height=height,
+            width=width,
+        )
+    except (RuntimeError, NotImplementedError) as error:
+        # A model is built on the meta device, where tensors have no values to read.
+        if not _OF_META.search(str(error)):
+            raise
+        raise UserError(
+            f"model.type: expected a model {experiment.model.type} that is built without reading values of tensors, got "
+            f"{own_line(error)}: {' '.join(str(error).split())[:300]}; compute numbers there with Python or numpy"
+        ) from error
+    if any(parameter.is_meta for parameter in model.parameters()):
+        refuse_lost_values(model)
     lora = experiment.start_from.lora if experiment.start_from is not None else None
     if lora is not None:
         add_lora(model, lora.rank, lora.match, lora.scale)

@@ -7,7 +7,7 @@ the same numbers as a single process would.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 
 import torch
@@ -16,6 +16,11 @@ from torch import Tensor, nn
 from credit_like.errors import UserError
 from credit_like.nn import spectral_norm
 from credit_like.nn.initial_values import torch_default
+
+_BLANK = 0xAA
+"""What memory of buffers without values is filled with, byte by byte."""
+_REGISTERED = ("_parameters", "_buffers", "_modules")
+"""Attributes in which a module registers what belongs to it."""
 
 
 def generator_for(seed: int, name: str) -> torch.Generator:
@@ -43,10 +48,105 @@ def initial_value(module: nn.Module, leaf: str, name: str, shape: tuple[int, ...
 
 
 def own_parameters(model: nn.Module) -> Iterator[tuple[nn.Module, str, str, nn.Parameter]]:
-    """Yield (module, leaf, full name, parameter) for every parameter, each with the module that owns it."""
+    """Yield (module, leaf, full name, parameter) for every parameter, each with the first module that owns it."""
+    seen = set()
     for prefix, module in model.named_modules():
         for leaf, parameter in module.named_parameters(recurse=False):
-            yield module, leaf, f"{prefix}.{leaf}" if prefix else leaf, parameter
+            if parameter not in seen:
+                seen.add(parameter)
+                yield module, leaf, f"{prefix}.{leaf}" if prefix else leaf, parameter
+
+
+def allocate(model: nn.Module, device: torch.device | str) -> None:
+    """Give a model without values memory on a device; buffers that have values keep them, and shared parameters stay shared.
+
+    `refuse_unfilled` finds the buffers that nothing fills afterwards.
+    """
+    places: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for leaf, parameter in module._parameters.items():
+            if parameter is not None:
+                places.setdefault(parameter, []).append((module, leaf))
+    blank = [
+        (module, leaf)
+        for module in model.modules()
+        for leaf, b in module._buffers.items()
+        if b is not None and b.is_meta
+    ]
+    model._apply(lambda t: torch.empty_like(t, device=device) if t.is_meta else t.to(device))
+    for (first, name), *others in places.values():
+        for module, leaf in others:
+            module._parameters[leaf] = first._parameters[name]
+    for module, leaf in blank:
+        buffer = module._buffers[leaf]
+        if type(buffer) is Tensor and not buffer.is_meta:
+            _bytes_of(buffer).fill_(_BLANK)
+
+
+def refuse_unfilled(model: nn.Module) -> None:
+    """Raise UserError for a buffer that `allocate` has given memory and nothing has filled since."""
+    for prefix, module in model.named_modules():
+        for leaf, buffer in module.named_buffers(recurse=False):
+            if type(buffer) is Tensor and not buffer.is_meta and buffer.numel() and _is_blank(buffer):
+                name = f"{prefix}.{leaf}" if prefix else leaf
+                raise UserError(
+                    f"{name}: expected values of this buffer of {_kind(module)}, found none; the model is built without "
+                    f"values, so define `reset_buffers(self)` in that class, which fills it (self.{leaf}.copy_(…)), or "
+                    f"register an array of numpy (torch.from_numpy)"
+                )
+
+
+def _is_blank(buffer: Tensor) -> bool:
+    return bool((_bytes_of(buffer) == _BLANK).all())
+
+
+def _bytes_of(buffer: Tensor) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=buffer.device).set_(buffer.untyped_storage())
+
+
+def refuse_lost_values(model: nn.Module) -> None:
+    """Raise UserError for tensors of a model built without values that no later step would give values, or would replace.
+
+    These are tensors in attributes that are neither parameters nor buffers, in modules that are not registered too, and
+    parameters that have values.
+    """
+    modules = set(model.modules())
+    for prefix, module in model.named_modules():
+        for leaf, value in vars(module).items():
+            if leaf not in _REGISTERED and (lost := _lost(value, modules)) is not None:
+                name, what = (
+                    f"{prefix}.{leaf}" if prefix else leaf,
+                    "module" if isinstance(lost, nn.Module) else "tensor",
+                )
+                kinds, register = (
+                    ("registered modules", "hold it in an nn.ModuleList or nn.ModuleDict")
+                    if isinstance(lost, nn.Module)
+                    else ("parameters or buffers", "register it (register_buffer), or hold numbers")
+                )
+                raise UserError(
+                    f"{name}: expected a {what} of {_kind(module)} that is among its {kinds}, got one that is not, and so would "
+                    f"have no values on the device of the model; {register}"
+                )
+    for module, _, name, parameter in own_parameters(model):
+        if not parameter.is_meta:
+            raise UserError(
+                f"{name}: expected a parameter of {_kind(module)} without values, got one with values, which would be lost; "
+                f"return them from its `initial(self, leaf, shape, generator)`"
+            )
+
+
+def _lost(value: object, modules: Collection[nn.Module]) -> Tensor | nn.Module | None:
+    """Return a tensor without values that an attribute is or contains, or a module outside of `modules` with such a tensor."""
+    if isinstance(value, dict | list | tuple):
+        inside = value.values() if isinstance(value, dict) else value
+        return next((lost for item in inside if (lost := _lost(item, modules)) is not None), None)
+    if isinstance(value, nn.Module) and value not in modules:
+        return value if any(t.is_meta for t in (*value.parameters(), *value.buffers())) else None
+    return value if isinstance(value, Tensor) and value.is_meta else None
+
+
+def _kind(module: nn.Module) -> str:
+    return f"{type(module).__module__}.{type(module).__qualname__}"
 
 
 def reset_buffers(model: nn.Module) -> None:

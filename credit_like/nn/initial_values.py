@@ -37,15 +37,21 @@ def icnr(shape: tuple[int, ...], factor: int, fan_in: int, generator: torch.Gene
 def torch_default(module: nn.Module, leaf: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Draw the parameter `leaf` of a torch layer from the distribution that torch itself uses.
 
-    Supports linear maps, (transposed) convolutions, norms, embeddings and multi-head attention, and their subclasses
+    Supports linear maps, (transposed) convolutions, norms, embeddings, PReLU and multi-head attention, and their subclasses
     that do not override `reset_parameters`. Raises UserError for any other module.
     """
     for kind, (reset, draw) in _DEFAULTS.items():
         if isinstance(module, kind) and getattr(type(module), reset) is getattr(kind, reset):
             return draw(module, leaf, shape, generator)
+    define = "define `initial(self, leaf, shape, generator)` in this class and return a tensor of that shape"
+    if type(module).__module__.partition(".")[0] == "torch":
+        define = (
+            "hold a parameter in a class of your own that defines `initial(self, leaf, shape, generator)` and returns a tensor of "
+            "that shape"
+        )
     raise UserError(
         f"{type(module).__module__}.{type(module).__qualname__}: expected initial values for its parameter {leaf}, found none; "
-        "define `initial(self, leaf, shape, generator)` in this class and return a tensor of that shape"
+        f"{define}"
     )
 
 
@@ -75,6 +81,11 @@ def _embedding(module: nn.Module, _leaf: str, shape: tuple[int, ...], generator:
     return rows
 
 
+def _constant(module: nn.Module, _leaf: str, shape: tuple[int, ...], _generator: torch.Generator) -> Tensor:
+    assert isinstance(module, nn.PReLU)
+    return torch.full(shape, module.init)
+
+
 def _attention(_module: nn.Module, leaf: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Draw the input projections of multi-head attention with variance 2/(fan in + fan out).
 
@@ -99,5 +110,6 @@ _DEFAULTS: dict[type[nn.Module], tuple[str, Draw]] = {
     nn.GroupNorm: ("reset_parameters", _identity),
     _NormBase: ("reset_parameters", _identity),
     nn.Embedding: ("reset_parameters", _embedding),
+    nn.PReLU: ("reset_parameters", _constant),
     nn.MultiheadAttention: ("_reset_parameters", _attention),
 }

@@ -159,6 +159,7 @@ def initialise(model: nn.Module, seed: int) -> None:
         if leaf == "weight" and isinstance(spectral, SpectralNorm):
             generator = init.generator_for(seed, f"{name.removesuffix('.weight')}.spectral.u")
             spectral.start(full.to(spectral.u.device), generator)
+    init.refuse_unfilled(model)
 
 
 def materialise(
@@ -175,7 +176,7 @@ def materialise(
     """
     offloaded = any(p.device.type == "cpu" for p in model.parameters()) and runtime.device.type == "cuda"
     if any(t.is_meta for t in (*model.parameters(), *model.buffers())):
-        model.to_empty(device="cpu" if offloaded else runtime.device)
+        init.allocate(model, "cpu" if offloaded else runtime.device)
     initialise(model, seed)
     mesh = model.__dict__.pop("_replicate_over", None)
     return model if mesh is None else _ddp(model, mesh, replicate)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from credit_like.errors import UserError
-from credit_like.nn.init import initialise, own_parameters
+from credit_like.nn.init import allocate, initialise, own_parameters, refuse_lost_values, refuse_unfilled
 
 STOCK = {
     "linear": lambda: nn.Linear(48, 64),
@@ -21,6 +21,7 @@ STOCK = {
     "batch norm": lambda: nn.BatchNorm2d(32),
     "embedding": lambda: nn.Embedding(400, 16, padding_idx=3),
     "attention": lambda: nn.MultiheadAttention(64, 4, add_bias_kv=True),
+    "prelu": lambda: nn.PReLU(4, 0.1),
     "cross attention": lambda: nn.MultiheadAttention(64, 4, kdim=48, vdim=32),
 }
 
@@ -86,10 +87,84 @@ class Otherwise(nn.Linear):
         nn.init.zeros_(self.weight)
 
 
-@pytest.mark.parametrize(("module", "leaf"), [(Scaled(), "scale"), (Otherwise(2, 3), "weight")])
+@pytest.mark.parametrize(
+    ("module", "leaf"), [(Scaled(), "scale"), (Otherwise(2, 3), "weight"), (nn.ParameterList([torch.ones(3)]), "0")]
+)
 def test_a_layer_that_torch_has_not_is_named_with_what_it_lacks(module, leaf):
-    with pytest.raises(UserError, match=rf"part\.{leaf}: .*{type(module).__name__}.*define `initial"):
+    with pytest.raises(UserError, match=rf"part\.{leaf}: .*{type(module).__name__}.*define(s)? `initial"):
         initialise(nn.ModuleDict({"part": module}), 0)
+
+
+class Holder(nn.Module):
+    """A module with what is given in attributes and in a buffer."""
+
+    def __init__(self, buffer=None, **attributes):
+        super().__init__()
+        self.register_buffer("numbers", buffer)
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+
+def blank(make):
+    with torch.device("meta"):
+        return make()
+
+
+def test_parameters_that_are_shared_stay_shared_and_start_as_the_first():
+    def tied():
+        model = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3)})
+        model["b"].weight = model["a"].weight
+        return model
+
+    model = blank(tied)
+    allocate(model, "cpu")
+    found = initialise(model, 7)
+    assert found["a"].weight is found["b"].weight
+    assert found["a"].bias is not found["b"].bias
+    assert torch.equal(found["a"].weight, initialise(nn.ModuleDict({"a": nn.Linear(3, 3)}), 7)["a"].weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool, torch.complex64])
+def test_a_buffer_that_nothing_fills_is_named(dtype):
+    model = blank(lambda: nn.ModuleDict({"part": Holder(torch.ones(3, dtype=dtype))}))
+    allocate(model, "cpu")
+    with pytest.raises(UserError, match=r"^part.numbers: .*Holder.*define `reset_buffers"):
+        refuse_unfilled(model)
+    model["part"].numbers.copy_(torch.zeros(3))
+    refuse_unfilled(model)
+
+
+def test_a_buffer_with_values_keeps_them():
+    values = torch.arange(3.0)
+    model = blank(lambda: nn.ModuleDict({"part": Holder(values), "layer": nn.BatchNorm1d(3)}))
+    allocate(model, "cpu")
+    refuse_unfilled(initialise(model, 0))
+    assert torch.equal(model["part"].numbers, values)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "said"),
+    [
+        (lambda: {"angles": torch.ones(3)}, r"angles: .*register_buffer"),
+        (lambda: {"angles": [{"first": torch.ones(3)}]}, r"angles: .*register_buffer"),
+        (lambda: {"blocks": [nn.Linear(2, 2)]}, r"blocks: .*nn.ModuleList"),
+        (lambda: {"scale": nn.Parameter(torch.ones(3, device="cpu"))}, r"scale: .*`initial\("),
+    ],
+)
+def test_values_that_would_be_lost_are_named(attributes, said):
+    model = blank(lambda: nn.ModuleDict({"part": Holder(**attributes())}))
+    with pytest.raises(UserError, match=rf"^part.{said}"):
+        refuse_lost_values(model)
+
+
+def test_attributes_that_refer_to_what_is_registered_may_stay():
+    def listed():
+        layer = nn.Linear(2, 2)
+        return nn.ModuleDict(
+            {"layer": layer, "part": Holder(sizes=[1, 2], order=[layer], cpu=torch.ones(3, device="cpu"))}
+        )
+
+    refuse_lost_values(blank(listed))
 
 
 def test_a_value_of_another_shape_is_refused():
