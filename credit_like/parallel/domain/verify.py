@@ -12,6 +12,7 @@ each row.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from credit_like.parallel.domain import rules
 from credit_like.parallel.domain.layer import DOMAIN_LAYERS, Sizes
 from credit_like.parallel.domain.rules import Call, Mixes, Rows, tensors_of
 
+_OF_META = re.compile(r"\bmeta\b")
+"""What is in messages of torch about tensors without values."""
 BATCH = 2  # more than one, so that no dimension disappears by chance
 
 
@@ -134,11 +137,15 @@ class _Trace(TorchDispatchMode):
     def run(self) -> None:
         """Trace the forward. Raises UserError for an operation that is not proven."""
         shape, dim = _input_shape(self.model), 3 + self.axis
-        tensors = {
-            name: torch.empty(value.shape, dtype=value.dtype, device="meta")
-            for name, value in (*self.model.named_parameters(), *self.model.named_buffers())
-        }
-        for value in tensors.values():
+        # One tensor for each place of a shared parameter, but one place for each module, however often it is registered.
+        blank: dict[Tensor, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
+        for prefix, module in self.model.named_modules():
+            for leaf, value in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+                if value not in blank:
+                    blank[value] = torch.empty(value.shape, dtype=value.dtype, device="meta")
+                tensors[f"{prefix}.{leaf}" if prefix else leaf] = blank[value]
+        for value in blank.values():
             self._know(value, None)
         dtype = next((p.dtype for p in self.model.parameters()), torch.float32)
         band = [self.height(size) if at == dim else size for at, size in enumerate(shape)]
@@ -146,7 +153,14 @@ class _Trace(TorchDispatchMode):
         self._know(x, Rows(dim, shape[dim]))
         with self._hooks():
             if self.whole is None:
-                y = self._call(tensors, x)
+                try:
+                    y = self._call(tensors, x)
+                except (RuntimeError, NotImplementedError) as error:
+                    if not _OF_META.search(str(error)):
+                        raise
+                    raise self._error(
+                        f"cannot be traced without values of tensors, which it reads ({error})"
+                    ) from error
             else:
                 try:
                     y = self._call(tensors, x)
@@ -162,7 +176,7 @@ class _Trace(TorchDispatchMode):
 
     def _call(self, tensors: dict[str, Tensor], x: Tensor) -> Any:
         with self:
-            return torch.func.functional_call(self.model, tensors, (x,))
+            return torch.func.functional_call(self.model, tensors, (x,), tie_weights=False)
 
     def _check_output(self, y: Any, image: tuple[int, ...], rows: Rows) -> None:
         self.stack = []

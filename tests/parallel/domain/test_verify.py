@@ -334,6 +334,20 @@ def test_bands_of_whole_windows_may_be_cut_into_windows():
     assert "parts.0" in refusal(model, 3)  # bands of 6 and 5 rows
 
 
+def test_a_layer_that_is_registered_twice_keeps_its_parameters():
+    layer = LOCAL["linear"]()
+    model = Image(layer, layer)
+    parameters = dict(model.named_parameters())
+    assert refusal(model) == ""
+    assert all(value is parameters[name] for name, value in model.named_parameters())
+    assert len(dict(model.named_parameters())) == len(parameters)
+
+
+def test_values_cannot_be_read_in_the_trace():
+    message = refusal(Image(plain(lambda s, x: x * (2 if s.weight.sum() > 0 else 1), (4,))()))
+    assert re.search(r"parts\.0 \([\w.]+\) cannot be traced without values", message), message
+
+
 def test_persistence_is_accepted():
     sizes = {"in_channels": 3, "out_channels": 2, "frames": 2, "height": 12, "width": 8}
     model = persistence.build(persistence.Config(), **sizes)
