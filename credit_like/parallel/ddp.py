@@ -11,8 +11,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from credit_like.errors import UserError
+from credit_like.naming import counted
 from credit_like.parallel.fsdp2 import no_view
 from credit_like.parallel.mesh import default_mesh
+from credit_like.parallel.unwrap import named_parameters
 
 
 class _FixedBuckets(DistributedDataParallel):
@@ -59,6 +62,22 @@ def apply_ddp(model: nn.Module, dp_mesh: DeviceMesh | None, *, compare: bool = T
         init_sync=compare,
         arrange=compare,
     )
+
+
+def refuse_unused(model: nn.Module) -> None:
+    """Raise UserError for parameters without a gradient after backward in a model wrapped by `apply_ddp`; others may have them.
+
+    DistributedDataParallel has not averaged the gradients in the buckets of such parameters.
+    """
+    if not isinstance(model, _FixedBuckets):
+        return
+    unused = [name for name, p in named_parameters(model).items() if p.requires_grad and p.grad is None]
+    if unused:
+        names = ", ".join(unused[:3]) + (f" and {counted(len(unused) - 3, 'other')}" if len(unused) > 3 else "")
+        raise UserError(
+            f"trainer.parallelism.data: expected gradients of all trained parameters, got none of {names}, which this "
+            "rank's samples did not use; remove or freeze them (trainer.freeze), or set data: fsdp2"
+        )
 
 
 def wrapped_again(model: nn.Module) -> nn.Module:

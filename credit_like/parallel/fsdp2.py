@@ -25,13 +25,14 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
 from credit_like import ops
+from credit_like.errors import UserError
 from credit_like.nn import spectral_norm
 from credit_like.nn.attention import PositionTables
 from credit_like.nn.layer import is_shard_unit, recomputation
 from credit_like.nn.precision import keeps_full_precision
 from credit_like.parallel.mesh import default_mesh
 from credit_like.parallel.shards import local, slice_like, whole
-from credit_like.parallel.unwrap import named_parameters
+from credit_like.parallel.unwrap import canonical_name, named_parameters
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -200,18 +201,54 @@ def apply_fsdp2(
         # The model's input is passed to its first unit without a cast, because that unit may keep full precision.
         outer = dataclasses.replace(policy, cast_forward_inputs=_has_own_parameters(model, units))
         _fix_spectral_norm_dtype(model)
+    _refuse_unshardable(model, units)
     for unit in (*units, model):
         # It runs outside the compiled unit and is not worth a separate graph.
         unit.register_forward_hook(torch.compiler.disable(no_view))
     for unit in units:
         fully_shard(unit, mp_policy=full if keeps_full_precision(_block(unit)) else inner, **options)
     fully_shard(model, mp_policy=outer, **options)
+    assert isinstance(model, FSDPModule)
+    # The ranks' samples may use other parameters of a unit (a mixture of experts); all ranks have to send the same.
+    model.set_reduce_scatter_unused_params(True)
     for unit, following in itertools.pairwise(filter(_gathered_ahead, units)):
         assert isinstance(unit, FSDPModule)
         assert isinstance(following, FSDPModule)
         unit.set_modules_to_forward_prefetch([following])
         following.set_modules_to_backward_prefetch([unit])
     return model
+
+
+def _refuse_unshardable(model: nn.Module, units: list[nn.Module]) -> None:
+    """Raise UserError for a parameter that two units share, or that is a number and so has no rows to shard."""
+    of_units = {module for unit in units for module in unit.modules()}
+    homes: dict[nn.Parameter, tuple[nn.Module, str]] = {}
+    paths = {module: canonical_name(name) for name, module in model.named_modules()}
+    for unit in (*units, model):
+        nested = {
+            module
+            for other in units
+            if other is not unit and other in set(unit.modules())
+            for module in other.modules()
+        }
+        for module in unit.modules():
+            if module in nested or (unit is model and module in of_units):
+                continue
+            for leaf, parameter in module.named_parameters(recurse=False):
+                name = f"{paths[module]}.{leaf}".strip(".")
+                if parameter.ndim == 0:
+                    raise UserError(
+                        f"trainer.parallelism.data fsdp2: expected parameters with at least one dimension, got the number {name}; "
+                        "give it the shape (1,), or set data: ddp"
+                    )
+                home, first = homes.setdefault(parameter, (unit, name))
+                if home is not unit:
+                    where = [paths[each] or "the rest of the model" for each in (home, unit)]
+                    raise UserError(
+                        f"trainer.parallelism.data fsdp2: expected every parameter in one shard unit, got {first}, which "
+                        f"{where[0]} shares{f' as {name}' if name != first else ''} with {where[1]}; declare shard_unit for a "
+                        "block that has both, or for neither, or set data: ddp"
+                    )
 
 
 def free_gathered(model: nn.Module) -> None:

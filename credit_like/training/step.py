@@ -18,6 +18,7 @@ from credit_like.nn import spectral_norm
 from credit_like.nn.noise import NoiseKeys
 from credit_like.nn.place import WHOLE, Place
 from credit_like.parallel.collectives import clip_grad_norm_
+from credit_like.parallel.ddp import refuse_unused
 from credit_like.parallel.runtime import Runtime
 from credit_like.parallel.tensor_copies import average_gradients
 from credit_like.physics._fix import Fix
@@ -112,6 +113,11 @@ class TrainStep:
         spectral_norm.before_step(model)
         fixes = _recorded(self.stepper)
         total, blame, index = self._accumulated(micro_batches, count, step)
+        refuse_unused(model)
+        for parameter in self.parameters.values():
+            if parameter.grad is None:
+                # Not used by this rank's samples; with FSDP2, other ranks may have used it.
+                parameter.grad = torch.zeros_like(parameter)
         spectral_norm.correct_gradients(model)
         average_gradients(self.copied, self.runtime)
         norm = clip_grad_norm_(self.parameters.values(), self.max_norm or float("inf")).detach()

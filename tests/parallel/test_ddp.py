@@ -4,10 +4,11 @@ import pytest
 import torch
 from torch import nn
 
+from credit_like.errors import UserError
 from credit_like.models import wxformer
 from credit_like.models.wxformer.model import TransformerLayer
 from credit_like.parallel.apply import materialise, parallelise
-from credit_like.parallel.ddp import apply_ddp
+from credit_like.parallel.ddp import apply_ddp, refuse_unused
 from credit_like.parallel.runtime import Runtime
 from credit_like.schema.trainer import Parallelism, TrainerSection
 
@@ -31,6 +32,27 @@ def test_the_first_step_adds_gradients_in_the_order_of_later_ones(run_ranks):
     for first, second, third in run_ranks(4, _gradients):
         assert torch.equal(first, second)
         assert torch.equal(second, third)
+
+
+def _unused(rank):
+    Runtime.start(Parallelism(data="ddp"), torch.device("cpu"))
+    layers = nn.ModuleDict({name: nn.Linear(3, 3) for name in ("used", "spare")})
+    layers.forward = layers["used"].forward
+    model = apply_ddp(layers, None)
+    model(torch.ones(2, 3)).sum().backward()
+    try:
+        refuse_unused(model)
+    except UserError as error:
+        said = str(error)
+    layers["spare"].requires_grad_(False)
+    refuse_unused(model)
+    return said
+
+
+def test_parameters_that_no_sample_uses_are_named(run_ranks):
+    for said in run_ranks(2, _unused):
+        assert "got none of spare.weight, spare.bias, which" in said
+        assert "set data: fsdp2" in said
 
 
 class _OneLayer(nn.Module):

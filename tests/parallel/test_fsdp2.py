@@ -7,6 +7,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import Checkpoi
 from torch.distributed.fsdp import FSDPModule
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from credit_like.errors import UserError
 from credit_like.parallel import fsdp2
 from credit_like.parallel.apply import materialise, parallelise
 from credit_like.parallel.fsdp2 import (
@@ -420,3 +421,76 @@ def test_wrappers_come_off(tiny):
     assert get_raw_model(torch.compile(model, backend="eager")) is model
     assert canonical_name("_orig_mod.stages.0._checkpoint_wrapped_module.embed.weight") == "stages.0.embed.weight"
     assert canonical_name("module.embed.weight") == "module.embed.weight"  # an attribute of the model
+
+
+class _Unit(nn.Module):
+    shard_unit = True
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.extra = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x, more):
+        return self.layer(x) + (self.extra(x) if more else 0)
+
+
+class _Pair(nn.Module):
+    """Two units, and two layers of one weight outside of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = _Unit(), _Unit()
+        self.first, self.last = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.last.weight = self.first.weight
+
+    def forward(self, x, more=True):
+        return self.last(self.b(self.a(self.first(x), more), True).tanh())
+
+
+def _gradients_of_both(rank):
+    """The gradients where one of two samples uses layers that the other does not, in one process and sharded."""
+    section = TrainerSection.model_validate({"parallelism": {"data": "fsdp2"}})
+    runtime = Runtime.start(section.parallelism, CPU)
+    found = []
+    for sharded in (False, True):
+        with torch.device("meta"):
+            model = _Pair()
+        if sharded:
+            parallelise(model, section, runtime)
+        model = materialise(model, runtime, 0)
+        tied = model.first.weight is model.last.weight
+        for sample in [rank] if sharded else [0, 1]:
+            x = torch.full((1, 3), 1.0 + sample)
+            (model(x, more=sample == 0).sum() / (1 if sharded else 2)).backward()
+        found.append({name: whole(p.grad) for name, p in model.named_parameters()})
+    return tied, *found
+
+
+def test_a_weight_of_two_layers_and_layers_that_some_samples_use(run_ranks):
+    for tied, expected, found in run_ranks(2, _gradients_of_both):
+        assert tied
+        assert found.keys() == expected.keys()
+        for name, gradient in expected.items():
+            torch.testing.assert_close(found[name], gradient)
+
+
+def _refusals(rank):
+    runtime = Runtime.start(Parallelism(data="fsdp2"), CPU)
+    shared, number, used = _Pair(), _Pair(), _Pair()
+    shared.b.layer.weight = shared.a.layer.weight
+    number.a.scale = nn.Parameter(torch.tensor(1.0))
+    used.a.layer = used.first
+    said = []
+    for model in (shared, number, used):
+        try:
+            apply_fsdp2(model, runtime.submeshes["dp"], {"trainer": {}})
+        except UserError as error:
+            said.append(str(error))
+    return said
+
+
+def test_parameters_that_cannot_be_sharded_are_named(run_ranks):
+    for shared, number, used in run_ranks(2, _refusals):
+        assert "got a.layer.weight, which a shares as b.layer.weight with b" in shared
+        assert "got the number a.scale" in number
+        assert "got a.layer.weight, which a shares as last.weight with the rest" in used
