@@ -37,6 +37,7 @@ from credit_like.inference.paths import forecast_path
 from credit_like.launch.chain import best_checkpoint
 from credit_like.losses import LossConfig
 from credit_like.losses._mean import AreaLoss
+from credit_like.losses._trial import Shared, refuse_unshareable
 from credit_like.models import build_model
 from credit_like.naming import counted
 from credit_like.nn import spectral_norm
@@ -220,6 +221,13 @@ def _stage(context: Context, phase: Phase, loaders: tuple[Batches, Batches] | No
         build_loader(context, experiment.data.train, True, trainer.batches_per_epoch, experiment),
         build_loader(context, experiment.data.valid, False, trainer.valid_batches, experiment),
     )
+    if loaders is None:
+        domain = context.runtime.domain_shape
+        shared = Shared(trainer.global_batch_size > trainer.micro_batch_size, rows=domain[0] > 1, columns=domain[1] > 1)
+        grid, channels = context.store.grid, sum(map(len, context.variables.outputs))
+        refuse_unshareable(
+            experiment.loss, channels, (grid.height, grid.width), trainer.members, shared, context.runtime.device
+        )
     loss = _loss(context, experiment.loss, losses)
     return Stage.of(phase, loss, train_loader, valid_loader, context.runtime.dp_size)
 

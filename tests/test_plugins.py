@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from credit_like.errors import UserError
 from credit_like.evaluation.plots import plot_scores
 from credit_like.evaluation.results import load_results
 from credit_like.evaluation.scorecard import scorecard
+from credit_like.losses._trial import Shared, refuse_unshareable
 from credit_like.models import build_model
 from credit_like.schema.errors import ExperimentError
 from credit_like.schema.experiment import Experiment
@@ -231,6 +233,52 @@ def build(config, **sizes):
     import torch
     return torch.nn.Linear(1, int(torch.linspace(0, 8, 3)[1].item()))
 """
+
+
+PARTLY = {
+    "quantile": ("error.square() * (error > error.quantile(0.9))", {"samples", "rows"}),
+    "sample": ("error.square() / error.square().mean((1, 2, 3), keepdim=True)", {"rows"}),
+    "gradient": ("(error - error.roll(1, -2)).square()", {"rows"}),
+    "spectrum": ("__import__('torch').fft.fft2(error).abs()", {"rows"}),
+    "heights": ("error.square() * __import__('torch').linspace(1, 2, 16)[:, None]", {"bands"}),
+    "points": ("(error - error.roll(1, -1)).square()\n\nby_point = True", {"columns"}),
+    "counting": ("error.square() * len(calls.append(0) or calls)\n\ncalls = []", {"again"}),
+    "mean": ("error.square().mean((2, 3))", {"shape"}),
+    "number": ("float(error.square().mean())", {"shape"}),
+    "zonal": ("(error - error.roll(1, -1)).square()", set()),
+}
+SAID = {
+    "samples": "treats every sample by itself",
+    "rows": "treats every row by itself",
+    "bands": r"works on bands of rows .*bad\.py:8 for 4 of 16 rows",
+    "columns": "treats every point by itself .*remove by_point",
+    "again": "when it was called again",
+    "shape": "returns a value for each point",
+}
+
+
+@pytest.mark.parametrize("name", PARTLY)
+def test_a_loss_that_is_another_one_in_parts_is_refused(tmp_path, name):
+    text, refused = PARTLY[name]
+    folder = write(tmp_path / "parts", "bad", "error.square()", text=LOSS.replace("{factor} * error.square()", text))
+    config = load(tmp_path, [str(folder)], "loss={type: bad}").loss
+    refuse_unshareable(config, 2, (16, 8), 1, Shared(False, False, False), torch.device("cpu"))
+    found = set()
+    for part in ("samples", "rows", "columns"):
+        shared = Shared(**{each: each == part for each in ("samples", "rows", "columns")})
+        try:
+            refuse_unshareable(config, 2, (16, 8), 1, shared, torch.device("cpu"))
+        except UserError as error:
+            found |= {what for what, said in SAID.items() if re.search(said, str(error)) and "bad.py" in str(error)}
+    assert found == refused
+
+
+def test_a_training_with_micro_batches_refuses_a_loss_of_several_samples(tmp_path):
+    text = LOSS.replace("{factor} * error.square()", PARTLY["quantile"][0])
+    folder = write(tmp_path / "parts", "bad", text=text)
+    experiment = load(tmp_path, [str(folder)], "loss={type: bad}", "trainer.micro_batch_size=4")
+    with pytest.raises(UserError, match=r"treats every sample by itself .*bad\.py"):
+        build.train(experiment)
 
 
 def test_a_model_that_reads_values_where_it_is_built_is_one_message(tmp_path):

@@ -157,7 +157,7 @@ def loss_values(config: LossConfig, error: Tensor, target: Tensor | None = None,
         values: Tensor = module.pointwise(config, error)
     else:
         values = rowwise(config, error, target, **_valid(module, valid))
-    return values
+    return _of_shape(values, error.shape, module)
 
 
 def member_values(
@@ -166,6 +166,18 @@ def member_values(
     """Return a loss of ensembles at each point; `others` is empty or holds the errors of other ranks' members."""
     module = loss_module(config)
     values: Tensor = module.of_members(config, error_BKCHW, *others, **_valid(module, valid))
+    return _of_shape(values, (error_BKCHW.shape[0], *error_BKCHW.shape[2:]), module)
+
+
+def _of_shape(values: Tensor, shape: Sequence[int], module: ModuleType) -> Tensor:
+    """Return the values of a loss. Raises UserError if they are not one for each point."""
+    if not isinstance(values, Tensor) or values.shape != tuple(shape):
+        got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        raise UserError(
+            f"loss.type: expected a loss that returns a value for each point, {tuple(shape)} of (samples, channels, rows, "
+            f"columns), got {got} from {module.__file__}; take no mean or sum, which is taken afterwards, and repeat what holds for several "
+            "points (expand)"
+        )
     return values
 
 

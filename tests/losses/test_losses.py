@@ -11,6 +11,7 @@ import torch
 from credit_like import registry
 from credit_like.grid import Grid
 from credit_like.losses._mean import AreaLoss
+from credit_like.losses._trial import Shared, refuse_unshareable
 from credit_like.nn.area import AreaMean
 from credit_like.schema.data import DataSection
 from credit_like.variables import Variables
@@ -329,3 +330,10 @@ def test_spectral_of_a_variable_with_gaps_does_not_depend_on_its_mean(variables,
     x, y = torch.from_numpy(rng.normal(size=(2, 1, 4, HEIGHT, WIDTH)))
     loss = AreaLoss(registry.module("loss", "spectral").Config(), variables, FakeStatistics(half), grid).double()
     assert float(loss(x + 290, y + 290)) == pytest.approx(float(loss(x, y)), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", registry.names("loss"))
+def test_every_loss_can_be_computed_in_parts(name):
+    config = registry.module("loss", name).Config()
+    everything = Shared(samples=True, rows=True, columns=True)
+    refuse_unshareable(config, 3, (HEIGHT, WIDTH), 2, everything, torch.device("cpu"))
