@@ -175,8 +175,8 @@ def _of_shape(values: Tensor, shape: Sequence[int], module: ModuleType) -> Tenso
         got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
         raise UserError(
             f"loss.type: expected a loss that returns a value for each point, {tuple(shape)} of (samples, channels, rows, "
-            f"columns), got {got} from {module.__file__}; take no mean or sum, which is taken afterwards, and repeat what holds for several "
-            "points (expand)"
+            f"columns), got {got} from {module.__file__}; take no mean or sum, which is taken afterwards, and repeat what "
+            "holds for several points (expand)"
         )
     return values
 
