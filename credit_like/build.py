@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 from torch import nn
 
 from credit_like import registry
+from credit_like.check.corrections import refuse_unshareable as refuse_unshareable_corrections
 from credit_like.checkpoint import transfer
 from credit_like.checkpoint.clear import clear_run
 from credit_like.checkpoint.continuation import refuse_other
@@ -66,7 +67,9 @@ def build_context(experiment: Experiment, runtime: Runtime, train: bool = True) 
     store = open_store(experiment.data, variables)
     model = parallel_model(experiment, variables, store, runtime, train)
     statistics = load_statistics(experiment, store, variables, runtime)
-    return attach_weights(model, experiment, runtime, variables, store, statistics)
+    context = attach_weights(model, experiment, runtime, variables, store, statistics)
+    refuse_unshareable_corrections(context)
+    return context
 
 
 def parallel_model(

@@ -22,6 +22,7 @@ from credit_like.evaluation.results import load_results
 from credit_like.evaluation.scorecard import scorecard
 from credit_like.losses._trial import Shared, refuse_unshareable
 from credit_like.models import build_model
+from credit_like.parallel.runtime import Runtime
 from credit_like.schema.errors import ExperimentError
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.json_schema import experiment_schema
@@ -219,6 +220,57 @@ def test_a_part_that_cannot_be_imported_is_one_message(tmp_path, text, said):
     [problem] = caught.value.problems
     assert (problem.line, problem.key) == (line, "loss.type")
     assert "\n" not in str(problem)
+
+
+CORRECTION = """\
+from typing import Literal
+from credit_like.schema.base import Section
+
+class Config(Section):
+    type: Literal["{name}"] = "{name}"
+
+def build(config, variables, store, statistics, *, rows=slice(None), reduce=lambda x: x):
+    import torch
+    height, width = store.grid.height, store.grid.width
+    weights = torch.arange(1.0, 1 + height)[:, None]
+
+    class Fix(torch.nn.Module):
+        def forward(self, after, before):
+            change = after - before
+            return after - ({factor})
+
+    return Fix()
+"""
+CORRECTIONS = {
+    "change.mean((2, 3), keepdim=True)": r"a difference of .* standard deviations .*bad\.py.*`reduce`",
+    "reduce(change.sum((2, 3), keepdim=True)) / (height * width)": "",
+    "change.roll(1, 2)": "a difference of .* standard deviations",
+    "change.roll(1, 3)": "",
+    "change / weights": r"bad\.py:15: .*match the size",
+    "change / weights[rows]": "",
+}
+
+
+def _refusal(rank, file, overrides):
+    experiment = load_experiment(file, overrides)
+    runtime = Runtime.start(experiment.trainer.parallelism, torch.device("cpu"))
+    try:
+        build.build_context(experiment, runtime)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def test_a_correction_that_is_another_one_on_a_band_of_rows_is_refused(tmp_path, run_ranks):
+    names = {f"bad{number}": factor for number, factor in enumerate(CORRECTIONS)}
+    for name, factor in names.items():
+        write(tmp_path / "parts", name, factor, kind="physics", text=CORRECTION)
+    load(tmp_path, [str(tmp_path / "parts")])
+    for name, factor in names.items():
+        overrides = [f"physics=[{{type: {name}}}]", "trainer.parallelism={data: fsdp2, domain: 2}"]
+        for said in run_ranks(2, _refusal, tmp_path / "experiment.yml", overrides):
+            expected = CORRECTIONS[factor].replace("bad", name)
+            assert re.search(rf"physics\.0: .*{expected}", said) if expected else said == "", (factor, said)
 
 
 MODEL = """\
