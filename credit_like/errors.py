@@ -34,6 +34,7 @@ _SURROUNDINGS = {
 """Errors of the system that are no fault of the program's, and what to do about them."""
 _LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 """Folders of Python's own modules and of packages that are installed."""
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _OUT_OF_MEMORY = re.compile("can't allocate memory|[Oo]ut of memory")
 """torch's messages for exhausted memory of the host or the GPU."""
 _NO_THREAD = "can't start new thread"
@@ -119,9 +120,9 @@ def known_message(error: BaseException) -> str | None:
 
 
 def own_line(error: BaseException) -> str:
-    """Return `file:line` of the innermost frame of an error outside of installed packages; empty where there is no frame."""
+    """Return `file:line` of the innermost frame of an error outside of this and of installed packages, or else the innermost."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [at for at in frames if not at.filename.startswith(_LIBRARIES)] or frames
+    own = [at for at in frames if not at.filename.startswith((*_LIBRARIES, _HERE))] or frames
     return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
 
 

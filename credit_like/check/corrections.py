@@ -70,10 +70,9 @@ def _problem(context: Context, plugin: ModuleType, config: Any) -> str:
     whole = corrected(slice(None), slice(None), 1, identity, identity)[..., context.rows, context.columns]
     if part.shape != whole.shape:
         return f"a shape of {tuple(part.shape)} instead of {tuple(whole.shape)}"
-    error = ((part - whole).abs() / (after - before).std((0, 2, 3), keepdim=True)).nan_to_num(
-        nan=0.0, posinf=float("inf")
-    )
-    largest = float(error.max())
+    relative = (part - whole).abs() / (after - before).std((0, 2, 3), keepdim=True)
+    relative = torch.where(part.isnan() & whole.isnan(), 0.0, relative).nan_to_num(nan=float("inf"))
+    largest = float(relative.max())
     return (
         f"a difference of {largest:.2g} standard deviations of the change over a step" if largest > _TOLERANCE else ""
     )

@@ -14,6 +14,7 @@ from credit_like.nn import init, spectral_norm
 from credit_like.nn.area import identity
 from credit_like.nn.attention import PositionTables
 from credit_like.nn.spectral_norm import SpectralNorm
+from credit_like.parallel import tensor_verify
 from credit_like.parallel.ddp import apply_ddp, wrapped_again
 from credit_like.parallel.domain.apply import apply_domain_parallel
 from credit_like.parallel.domain.manager import get_domain_manager
@@ -46,7 +47,10 @@ def parallelise(model: nn.Module, section: TrainerSection, runtime: Runtime, tra
     all ranks, if a degree does not fit the model.
     """
     if "tp" in runtime.submeshes:
+        steps = tensor_verify.verify(model, runtime.tensor_size)
         apply_tensor_parallel(model, runtime.submeshes["tp"])
+        if steps is not None and all(p.is_meta for p in model.parameters()):
+            tensor_verify.verify_part(model, runtime.tensor_size, steps)
     if "domain" in runtime.submeshes:
         apply_domain_parallel(model, runtime.submeshes["domain"], runtime.domain_shape)
     if section.activation_checkpoint:

@@ -1,12 +1,17 @@
+import re
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from credit_like.errors import UserError
+from credit_like.parallel.apply import materialise, parallelise
 from credit_like.parallel.mesh import build_device_mesh
 from credit_like.parallel.runtime import Runtime
 from credit_like.parallel.shards import local, slice_like
 from credit_like.parallel.tensor_parallel import apply_tensor_parallel
-from credit_like.schema.trainer import Parallelism
+from credit_like.schema.trainer import Parallelism, TrainerSection
 from tests.largest import largest
 
 CPU = torch.device("cpu")
@@ -106,3 +111,102 @@ def test_the_mesh_is_data_ensemble_tensor_domain(run_ranks):
 
 def test_one_process_has_no_mesh():
     assert build_device_mesh({"data": "fsdp2"}, "cpu") == (None, {})
+
+
+class Block(nn.Module):
+    """Two split layers and what is between them; x (B, H, W, 8)."""
+
+    shard_unit = True
+    tensor_columns, tensor_rows = ("up",), ("down",)
+
+    def __init__(self, between, hidden=24, out=None):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, hidden), nn.Linear(out or hidden, 8)
+        self.gate, self.norm, self.slope = nn.Linear(8, 1), nn.LayerNorm(hidden), nn.PReLU(1)
+        self.register_buffer("signs", torch.from_numpy(np.array([-1.0, 1.0, 1.0], "float32")), persistent=False)
+        self.between = between
+
+    def forward(self, x):
+        return x + self.down(self.between(self, self.up(x), x))
+
+
+class Image(nn.Module):
+    def __init__(self, block):
+        super().__init__()
+        self.in_channels, self.frames, self.height, self.width = 8, 1, 6, 4
+        self.block = block
+
+    def forward(self, x):
+        return self.block(x[:, :, 0].movedim(1, -1)).movedim(-1, 1)[:, :, None]
+
+
+def by_head(self, y, x):
+    q, k, v = y.unflatten(-1, (-1, 3, 4)).permute(4, 0, 1, 3, 2, 5)
+    return nn.functional.scaled_dot_product_attention(q, k, v).transpose(2, 3).flatten(3)
+
+
+def by_kind(self, y, x):
+    q, k, v = (t.unflatten(-1, (-1, 4)).transpose(2, 3) for t in y.chunk(3, -1))
+    return nn.functional.scaled_dot_product_attention(q, k, v).transpose(2, 3).flatten(3)
+
+
+def whole_heads(self, y, x):
+    q, k, v = y.reshape(*y.shape[:3], 2, 3, 4).permute(4, 0, 1, 3, 2, 5)
+    return nn.functional.scaled_dot_product_attention(q, k, v).transpose(2, 3).flatten(3)
+
+
+BETWEEN = {
+    "activation": (lambda self, y, x: nn.functional.gelu(y), {}, ""),
+    "by head": (by_head, {"out": 8}, ""),
+    "pairs": (lambda self, y, x: y.unflatten(-1, (-1, 2)).prod(-1), {"out": 12}, ""),
+    "buffer": (lambda self, y, x: y.unflatten(-1, (-1, 3)).mul(self.signs).flatten(3), {}, ""),
+    "mean of columns": (lambda self, y, x: y - y.mean(2, keepdim=True) / y.shape[2], {}, ""),
+    "by kind": (by_kind, {"out": 8}, "split"),
+    "halves": (lambda self, y, x: y[..., :12] * y[..., 12:], {"out": 12}, "slice"),
+    "softmax": (lambda self, y, x: y.softmax(-1), {}, "_softmax"),
+    "norm": (lambda self, y, x: self.norm(y), {}, "native_layer_norm"),
+    "slope": (lambda self, y, x: self.slope(y), {}, "not split and has a gradient"),
+    "gate": (lambda self, y, x: y * self.gate(x), {}, "not split and has a gradient"),
+    "size": (lambda self, y, x: y / y.shape[-1], {}, "calls div with"),
+    "heads": (whole_heads, {"out": 8}, r"test_tensor_parallel\.py:\d+ fails on a part"),
+    "moved": (lambda self, y, x: y.roll(1, -1), {}, "roll"),
+}
+
+
+def _between(rank):
+    """Of each block: the refusal, and whether both ranks give the output and the gradients of one process."""
+    section = TrainerSection.model_validate({"parallelism": {"data": "fsdp2", "tensor": 2}})
+    runtime, alone = Runtime.start(section.parallelism, CPU), Runtime()
+    found = {}
+    x = torch.randn(2, 8, 1, 6, 4, generator=torch.Generator().manual_seed(0))
+    for name, (between, sizes, _) in BETWEEN.items():
+        with torch.device("meta"):
+            serial, model = Image(Block(between, **sizes)), Image(Block(between, **sizes))
+        try:
+            model = materialise(parallelise(model, section, runtime), runtime, 0)
+        except UserError as error:
+            found[name] = str(error), None
+            continue
+        serial = materialise(serial, alone, 0)
+        y, expected = model(x), serial(x)
+        for each in (y, expected):
+            each.square().sum().backward()
+        of_one = {n: p.grad for n, p in serial.named_parameters()}
+        found[name] = (
+            "",
+            torch.allclose(y, expected, atol=1e-5)
+            and all(
+                torch.allclose(local(p.grad), slice_like(of_one[n], p), rtol=1e-4, atol=1e-4)
+                for n, p in model.named_parameters()
+                if p.grad is not None
+            ),
+        )
+    return found
+
+
+def test_blocks_that_do_not_keep_split_features_apart_are_named(run_ranks):
+    for found in run_ranks(2, _between):
+        for name, (_, _, expected) in BETWEEN.items():
+            message, same = found[name]
+            assert re.search(expected, message) if expected else message == "", (name, message)
+            assert same is (None if expected else True), name

@@ -136,7 +136,7 @@ class _Trace(TorchDispatchMode):
     @torch.no_grad()
     def run(self) -> None:
         """Trace the forward. Raises UserError for an operation that is not proven."""
-        shape, dim = _input_shape(self.model), 3 + self.axis
+        shape, dim = input_shape(self.model), 3 + self.axis
         # One tensor for each place of a shared parameter, but one place for each module, however often it is registered.
         blank: dict[Tensor, Tensor] = {}
         tensors: dict[str, Tensor] = {}
@@ -473,7 +473,7 @@ def _storage(t: Tensor) -> int:
     return t.untyped_storage()._cdata
 
 
-def _input_shape(model: nn.Module) -> tuple[int, int, int, int, int]:
+def input_shape(model: nn.Module) -> tuple[int, int, int, int, int]:
     """Return (batch, channels, frames, rows, columns) of an input.
 
     Raises UserError for a model without attributes for its sizes.
