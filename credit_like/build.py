@@ -42,7 +42,7 @@ from credit_like.losses._trial import Shared, refuse_unshareable
 from credit_like.models import build_model
 from credit_like.naming import counted
 from credit_like.nn import spectral_norm
-from credit_like.parallel import blame, hang
+from credit_like.parallel import blame, foreign, hang
 from credit_like.parallel.apply import freeze_parameters, is_compiled, materialise, own_part, parallelise
 from credit_like.parallel.device import pick_device, set_deterministic, set_precision, unused_gpu
 from credit_like.parallel.environment import read_environment, restarts
@@ -81,6 +81,11 @@ def parallel_model(
     """
     with torch.device("meta"):
         model = build_model(experiment, variables, store.grid.height, store.grid.width)
+    if train and runtime.is_main:
+        if experiment.start_from is None and not has_checkpoints(experiment.save_loc):
+            foreign.warn_of_initial_values(model)
+        if experiment.trainer.global_batch_size > experiment.trainer.micro_batch_size:
+            foreign.warn_of_samples(model)
     if experiment.start_from is not None:
         freeze_parameters(model, experiment.start_from.freeze)
     # `TrainingState` freezes what only some phases freeze, in these.

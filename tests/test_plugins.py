@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from credit_like import build, registry
 from credit_like.check import checked_experiment
@@ -22,6 +23,7 @@ from credit_like.evaluation.results import load_results
 from credit_like.evaluation.scorecard import scorecard
 from credit_like.losses._trial import Shared, refuse_unshareable
 from credit_like.models import build_model
+from credit_like.parallel import foreign
 from credit_like.parallel.runtime import Runtime
 from credit_like.schema.errors import ExperimentError
 from credit_like.schema.experiment import Experiment
@@ -445,3 +447,108 @@ def test_an_experiment_without_plugins_is_stored_as_before():
 def test_a_folder_that_is_gone_is_named(tmp_path):
     with pytest.raises(UserError, match="expected a folder of plug-ins, got"):
         registry.locate(str(tmp_path / "gone"))
+
+
+class Around(nn.Module):
+    """A model of one layer of others."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.in_channels, self.frames, self.height, self.width = 4, 1, 6, 8
+        self.layer = layer
+
+    def forward(self, x):
+        return self.layer(x[:, :, 0])[:, :, None]
+
+
+class Noisy(nn.Module):
+    def forward(self, x):
+        return x + torch.randn_like(x)
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.ones(4, 1, 1))
+
+    def forward(self, x):
+        self.scale.mul_(0.9).add_(x.detach().abs().mean((0, 2, 3))[:, None, None])
+        return x / self.scale
+
+
+class Shifted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.ones(4, 1, 1))
+
+    def forward(self, x):
+        return x.mul(self.scale).add_(1)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: nn.BatchNorm2d(4), [r"layer \(BatchNorm2d\) takes mean and variance of the samples"]),
+        (lambda: nn.BatchNorm2d(4).eval(), []),
+        (Noisy, [r"layer \(Noisy\) draws random numbers \(randn_like\)"]),
+        (Counting, [r"layer \(Counting\) changes its buffer layer.scale"]),
+        (Shifted, []),
+        (lambda: nn.Conv2d(4, 4, 3, padding=1), []),
+    ],
+)
+def test_what_depends_on_how_samples_are_shared_is_logged(caplog, make, said):
+    with torch.device("meta"):
+        model = Around(make())
+    foreign.warn_of_samples(model)
+    assert len(caplog.messages) == len(said)
+    for message, expected in zip(caplog.messages, said, strict=True):
+        assert re.search(expected, message), message
+
+
+def test_values_of_a_constructor_that_are_not_used_are_logged(caplog):
+    layers = ("linear", "norm", "rows", "attention")
+
+    def made(zero=()):
+        with torch.device("meta"):
+            model = Around(
+                nn.ModuleDict(
+                    zip(
+                        layers,
+                        (nn.Linear(3, 3), nn.LayerNorm(3), nn.Embedding(4, 3, 0), nn.MultiheadAttention(4, 2)),
+                        strict=True,
+                    )
+                )
+            )
+            for name in zero:
+                nn.init.zeros_(model.layer[name].weight)
+        return model
+
+    foreign.warn_of_initial_values(made())
+    assert not caplog.messages
+    foreign.warn_of_initial_values(made(["linear", "rows"]))
+    [message] = caplog.messages
+    assert message.startswith("layer.linear.weight, layer.rows.weight: the values")
+
+
+def test_a_training_logs_what_a_model_of_others_does_in_vain(tmp_path, caplog):
+    text = MODEL.replace(
+        "return torch.nn.Linear(1, int(torch.linspace(0, 8, 3)[1].item()))",
+        "from tests.test_plugins import Zero; return Zero(sizes)",
+    )
+    folder = write(tmp_path / "parts", "zero", kind="models", text=text)
+    experiment = load(tmp_path, [str(folder)], "model={type: zero}", "trainer.micro_batch_size=4")
+    variables = Variables(experiment.data)
+    build.parallel_model(experiment, variables, build.open_store(experiment.data, variables), Runtime())
+    assert any("layer.weight, layer.bias: the values" in message for message in caplog.messages)
+    assert any("draws random numbers" in message for message in caplog.messages)
+
+
+class Zero(Around):
+    def __init__(self, sizes):
+        super().__init__(nn.Conv2d(sizes["in_channels"], sizes["out_channels"], 1))
+        self.in_channels, self.frames = sizes["in_channels"], sizes["frames"]
+        nn.init.zeros_(self.layer.weight)
+        nn.init.zeros_(self.layer.bias)
+
+    def forward(self, x):
+        return super().forward(x + torch.rand_like(x))

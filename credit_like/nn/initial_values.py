@@ -41,7 +41,7 @@ def torch_default(module: nn.Module, leaf: str, shape: tuple[int, ...], generato
     that do not override `reset_parameters`. Raises UserError for any other module.
     """
     for kind, (reset, draw) in _DEFAULTS.items():
-        if isinstance(module, kind) and getattr(type(module), reset) is getattr(kind, reset):
+        if _starts_as(module, kind, reset):
             return draw(module, leaf, shape, generator)
     define = "define `initial(self, leaf, shape, generator)` in this class and return a tensor of that shape"
     if type(module).__module__.partition(".")[0] == "torch":
@@ -53,6 +53,19 @@ def torch_default(module: nn.Module, leaf: str, shape: tuple[int, ...], generato
         f"{type(module).__module__}.{type(module).__qualname__}: expected initial values for its parameter {leaf}, found none; "
         f"{define}"
     )
+
+
+def reset_of(module: nn.Module) -> str | None:
+    """Return the name of the method by which one of torch's layers resets its parameters; None for other modules.
+
+    There is none for the output projection of multi-head attention, which resets a part of it itself.
+    """
+    found = (reset for kind, (reset, _) in _DEFAULTS.items() if _starts_as(module, kind, reset))
+    return None if isinstance(module, NonDynamicallyQuantizableLinear) else next(found, None)
+
+
+def _starts_as(module: nn.Module, kind: type[nn.Module], reset: str) -> bool:
+    return isinstance(module, kind) and getattr(type(module), reset) is getattr(kind, reset)
 
 
 def _by_fan_in(module: nn.Module, _leaf: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

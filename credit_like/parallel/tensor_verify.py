@@ -22,7 +22,8 @@ from credit_like.errors import UserError, own_line
 from credit_like.nn.layer import TensorSplit, tensor_split
 from credit_like.parallel.domain import rules
 from credit_like.parallel.domain.rules import Call, Mixes, Rows, tensors_of
-from credit_like.parallel.domain.verify import input_shape
+from credit_like.parallel.domain.verify import has_sizes, input_shape
+from credit_like.parallel.foreign import is_foreign
 
 _FEATURES = (
     (r"\bno rows\b", "no split features"),
@@ -48,7 +49,7 @@ def verify(model: nn.Module, degree: int) -> list[Step] | None:
     where blocks of others are split, in a model that has the attributes of its sizes.
     """
     blocks = _blocks(model)
-    if not (blocks and all(hasattr(model, key) for key in ("in_channels", "frames", "height", "width"))):
+    if not (blocks and has_sizes(model)):
         return None
     trace = _Trace(model, blocks, degree)
     try:
@@ -85,13 +86,7 @@ def verify_part(model: nn.Module, degree: int, whole: list[Step]) -> None:
 
 def _blocks(model: nn.Module) -> dict[nn.Module, TensorSplit]:
     """Return the blocks of others that are split."""
-    return {module: split for module in model.modules() if _is_foreign(module) and (split := tensor_split(module))}
-
-
-def _is_foreign(module: nn.Module) -> bool:
-    """Return whether a module's class is not one of this package."""
-    parts = type(module).__module__.split(".")
-    return parts[0] != "credit_like" or parts[1:2] == ["plugins"]
+    return {module: split for module in model.modules() if is_foreign(module) and (split := tensor_split(module))}
 
 
 class _Trace(TorchDispatchMode):

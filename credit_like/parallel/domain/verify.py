@@ -473,19 +473,26 @@ def _storage(t: Tensor) -> int:
     return t.untyped_storage()._cdata
 
 
+_SIZES = ("in_channels", "frames", "height", "width")
+
+
+def has_sizes(model: nn.Module) -> bool:
+    """Return whether a model has the attributes from which `input_shape` follows."""
+    return all(hasattr(model, key) for key in _SIZES)
+
+
 def input_shape(model: nn.Module) -> tuple[int, int, int, int, int]:
     """Return (batch, channels, frames, rows, columns) of an input.
 
     Raises UserError for a model without attributes for its sizes.
     """
-    keys = ("in_channels", "frames", "height", "width")
-    missing = [key for key in keys if not hasattr(model, key)]
+    missing = [key for key in _SIZES if not hasattr(model, key)]
     if missing:
         raise UserError(
             f"{type(model).__name__}: expected attributes in_channels, frames, height and width for domain parallelism; "
             f"it has no {', '.join(missing)}"
         )
-    channels, frames, height, width = (int(getattr(model, key)) for key in keys)
+    channels, frames, height, width = (int(getattr(model, key)) for key in _SIZES)
     return BATCH, channels, frames, height, width
 
 

@@ -1,0 +1,143 @@
+"""What a model of others does that makes its numbers depend on how samples are shared, and what it does in vain.
+
+None of it is refused: one process with one micro-batch per step computes as the model is written.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from credit_like.naming import counted
+from credit_like.nn.init import own_parameters
+from credit_like.nn.initial_values import reset_of
+from credit_like.parallel.domain.rules import tensors_of
+from credit_like.parallel.domain.verify import has_sizes, input_shape
+
+log = logging.getLogger(__name__)
+_SHOWN = 3
+"""Names in a message."""
+
+
+def is_foreign(module: nn.Module) -> bool:
+    """Return whether a module's class is one of a plug-in, or of any other package than this and torch."""
+    parts = type(module).__module__.split(".")
+    return parts[0] not in ("credit_like", "torch") or parts[:2] == ["credit_like", "plugins"]
+
+
+def warn_of_samples(model: nn.Module) -> None:
+    """Log what makes the numbers of a model of others depend on micro-batches and data ranks. The model has no values."""
+    if is_foreign(model) and has_sizes(model):
+        for text in _Watch(model).found():
+            log.warning("the results depend on trainer.micro_batch_size and the number of data ranks: %s", text)
+
+
+def warn_of_initial_values(model: nn.Module) -> None:
+    """Log the parameters of torch's layers to which a model of others gives initial values that are not used."""
+    if not is_foreign(model):
+        return
+    written = {module: _written(module) for module in model.modules()}
+    names = [name for module, leaf, name, _ in own_parameters(model) if leaf in written[module]]
+    if names:
+        more = f" and {counted(len(names) - _SHOWN, 'other')}" if len(names) > _SHOWN else ""
+        log.warning(
+            "%s%s: the values that the model's constructor gives these and any other parameters are not used, because it is built "
+            "without values; layers of torch start as torch has them. Derive a class from the layer whose "
+            "`initial(self, leaf, shape, generator)` returns other values",
+            ", ".join(names[:_SHOWN]),
+            more,
+        )
+
+
+def _written(module: nn.Module) -> set[str]:
+    """Return the parameters of one of torch's layers that were written into after the layer had reset them."""
+    reset = None if hasattr(module, "initial") else reset_of(module)
+    if reset is None:
+        return set()
+    parameters = dict(module.named_parameters(recurse=False))
+    before = {leaf: parameter._version for leaf, parameter in parameters.items()}
+    getattr(module, reset)()
+    return {leaf for leaf, parameter in parameters.items() if parameter._version - before[leaf] != before[leaf]}
+
+
+class _Watch(TorchDispatchMode):
+    """One forward on the meta device, in the model's mode."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.names = {module: name for name, module in model.named_modules()}
+        self.stack: list[nn.Module] = []
+        self.texts: dict[str, None] = {}
+        self.buffers: dict[int, str] = {}
+
+    @torch.no_grad()
+    def found(self) -> list[str]:
+        """Return one text for each thing found; none where the model cannot be run without values."""
+        blank = {
+            name: torch.empty_like(value, device="meta")
+            for name, value in (*self.model.named_parameters(), *self.model.named_buffers())
+        }
+        self.buffers = {_storage(blank[name]): name for name, _ in self.model.named_buffers()}
+        dtype = next((p.dtype for p in self.model.parameters()), torch.float32)
+        x = torch.empty(input_shape(self.model), dtype=dtype, device="meta")
+        try:
+            with self._hooks(), self:
+                torch.func.functional_call(self.model, blank, (x,))
+        except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError) as error:
+            log.debug("the model was not run without values: %s", error)
+        return list(self.texts)
+
+    @contextmanager
+    def _hooks(self) -> Iterator[None]:
+        """Maintain the stack of modules."""
+        handles = []
+        for module in self.names:
+            handles.append(module.register_forward_pre_hook(lambda module, _args: self.stack.append(module)))
+            handles.append(module.register_forward_hook(lambda _module, _args, _out: self.stack.pop() and None))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        schema = func._schema
+        values = {a.name: v for a, v in zip(schema.arguments, args, strict=False)} | (kwargs or {})
+        name = schema.name.removeprefix("aten::")
+        if "batch_norm" in name and (values.get("training") or values.get("train")):
+            self._note(
+                "takes mean and variance of the samples of one micro-batch; use nn.LayerNorm or credit_like.nn.norms.GroupNorm"
+            )
+        elif torch.Tag.nondeterministic_seeded in func.tags:
+            self._note(
+                f"draws random numbers ({name.removesuffix('_')}), which differ on every rank; use credit_like.nn.dropout or "
+                "credit_like.nn.noise"
+            )
+        elif not isinstance(self._module, _NormBase):
+            written = [
+                values.get(a.name) for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write
+            ]
+            for t in tensors_of(written):
+                if (buffer := self.buffers.get(_storage(t))) is not None:
+                    self._note(f"changes its buffer {buffer} in the forward pass, on every rank from its own samples")
+        return func(*args, **(kwargs or {}))
+
+    @property
+    def _module(self) -> nn.Module:
+        return self.stack[-1] if self.stack else self.model
+
+    def _note(self, what: str) -> None:
+        name = self.names.get(self._module) or "the model"
+        self.texts[f"{name} ({type(self._module).__qualname__}) {what}"] = None
+
+
+def _storage(t: Tensor) -> int:
+    return t.untyped_storage()._cdata
