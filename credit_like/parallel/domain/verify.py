@@ -277,7 +277,8 @@ class _Trace(TorchDispatchMode):
         name = name.removesuffix("_") if written and not name.startswith("_") else name
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise self._error(
-                f"calls {name}: its random numbers would differ between layouts; use credit_like.nn.dropout, or set the rate to 0"
+                f"calls {name}: its random numbers would differ between layouts; use credit_like.nn.noise, or of dropout "
+                "credit_like.nn.dropout or a rate of 0"
             )
         tensors = tensors_of(list(values.values()))
         known = [self._known(t, name) for t in tensors]
