@@ -122,6 +122,24 @@ def test_a_state_that_each_forward_changes_is_found(tmp_path):
     assert found["recomputed"].first.startswith("gradient of ")
 
 
+SOMETIMES = """
+            self.extra, self.calls = nn.Linear(4, 4), 0
+
+        def used(self):
+            self.calls += 1
+            return self.calls % 2
+"""
+
+
+def test_a_layer_that_only_some_steps_use_is_trained_alike_in_every_layout(tmp_path, monkeypatch):
+    line = 'self.register_buffer("offset", torch.zeros(()), persistent=False)'
+    assert line in MODEL
+    monkeypatch.setitem(globals(), "MODEL", MODEL.replace(line, line + SOMETIMES))
+    experiment = with_model(tmp_path, "x + (self.extra(x) if self.used() else 0)", unit=True)
+    row = rows(experiment, "FSDP2 2")["FSDP2 2"]
+    assert row.ok, row
+
+
 SMALL = {"outputs": 1e-15, "loss": 1e-15, "gradients": 1e-14}
 
 
