@@ -552,3 +552,39 @@ class Zero(Around):
 
     def forward(self, x):
         return super().forward(x + torch.rand_like(x))
+
+
+class Tied(Around):
+    """Two layers of one weight, and a buffer that only `reset_buffers` fills."""
+
+    def __init__(self, sizes):
+        super().__init__(nn.Conv2d(sizes["in_channels"], sizes["out_channels"], 1))
+        self.in_channels, self.frames = sizes["in_channels"], sizes["frames"]
+        self.again = nn.Conv2d(sizes["in_channels"], sizes["out_channels"], 1)
+        self.again.weight = self.layer.weight
+        self.register_buffer("factor", torch.full((), float("nan")), persistent=False)
+
+    def reset_buffers(self):
+        self.factor.fill_(2)
+
+    def forward(self, x):
+        return super().forward(x * self.factor) + self.again(x[:, :, 0])[:, :, None]
+
+
+def test_averages_of_a_weight_of_two_layers_are_those_of_both(tmp_path):
+    text = MODEL.replace(
+        "return torch.nn.Linear(1, int(torch.linspace(0, 8, 3)[1].item()))",
+        "from tests.test_plugins import Tied; return Tied(sizes)",
+    )
+    folder = write(tmp_path / "parts", "tied", kind="models", text=text)
+    experiment = load(tmp_path, [str(folder)], "model={type: tied}", "trainer.use_ema=true", "trainer.ema_decay=0.9")
+    assert build.train(experiment) == 0
+    context = build.build_context(experiment, Runtime(), train=False)
+    checkpoint = build.load_weights(context)
+    average = checkpoint.read("ema/layer.weight")
+    assert not torch.equal(average, checkpoint.read("model/layer.weight"))
+    exported = load_export(export(tmp_path / "run", tmp_path / "tied.safetensors")).build()
+    for model in (context.stepper.model, exported):
+        assert model.again.weight is model.layer.weight
+        assert torch.equal(model.layer.weight, average)
+        assert float(model.factor) == 2

@@ -29,9 +29,11 @@ from credit_like.checkpoint.errors import DamagedCheckpoint, reading_metadata
 from credit_like.checkpoint.files import replace_file
 from credit_like.checkpoint.format import MANIFEST, write_tensors
 from credit_like.checkpoint.manager import Checkpoint, CheckpointManager, examined, is_removed, none_intact, steps
+from credit_like.checkpoint.shards import first_names
 from credit_like.derive.levels import SHIPPED, read_levels
 from credit_like.errors import UserError, reason
 from credit_like.nn import spectral_norm
+from credit_like.nn.init import reset_buffers
 from credit_like.nn.lora import merged
 from credit_like.outputs import begins_with, check_own, replacing
 from credit_like.parallel.runtime import Runtime
@@ -73,7 +75,11 @@ class Export:
                 log.warning("plug-ins changed since the export of %s: %s", self.path.name, "; ".join(changed))
             config = plugin.Config.model_validate(config)
         model: nn.Module = plugin.build(config, **described)
-        model.load_state_dict(self.weights)
+        reset_buffers(model)
+        names = first_names(model.state_dict(keep_vars=True))
+        model.load_state_dict(
+            {**{n: self.weights[of] for n, of in names.items() if of in self.weights}, **self.weights}
+        )
         spectral_norm.refresh(model)
         return model.eval()
 

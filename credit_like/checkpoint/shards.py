@@ -27,9 +27,16 @@ def piece_of(tensor: Tensor) -> Piece:
 
 
 def named_pieces(model: nn.Module) -> dict[str, Piece]:
-    """Return every parameter and saved buffer of a model under its layout-independent name."""
+    """Return every parameter and saved buffer of a model under its layout-independent name, the first of a shared parameter."""
     state = get_raw_model(model).state_dict(keep_vars=True)
-    return {canonical_name(name): piece_of(tensor) for name, tensor in state.items()}
+    first = first_names(state)
+    return {canonical_name(name): piece_of(tensor) for name, tensor in state.items() if first[name] == name}
+
+
+def first_names(state: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return the first name of the tensor of every name; `state` holds a model's own tensors (`keep_vars=True`)."""
+    found: dict[int, str] = {}
+    return {name: found.setdefault(id(tensor), name) for name, tensor in state.items()}
 
 
 def beside(piece: Piece, local: Tensor) -> Piece:
