@@ -113,9 +113,9 @@ class TrainStep:
         spectral_norm.before_step(model)
         fixes = _recorded(self.stepper)
         total, blame, index = self._accumulated(micro_batches, count, step)
-        refuse_unused(model)
-        for parameter in self.parameters.values():
-            if parameter.grad is None:
+        if unused := [parameter for parameter in self.parameters.values() if parameter.grad is None]:
+            refuse_unused(model)
+            for parameter in unused:
                 # Not used by this rank's samples; with FSDP2, other ranks may have used it.
                 parameter.grad = torch.zeros_like(parameter)
         spectral_norm.correct_gradients(model)
