@@ -74,7 +74,7 @@ class ZarrWriter(Writer):
         advice = f"remove {self.folder} and run `credit-like rollout` again"
         with reading("forecasts", store, advice):
             seconds = xr.coders.CFDatetimeCoder(time_unit="s")  # nanoseconds end in 2262
-            there = xr.open_zarr(store, consolidated=False, chunks=None, decode_times=seconds, decode_timedelta=True)
+            there = xr.open_zarr(store, consolidated=True, chunks=None, decode_times=seconds, decode_timedelta=True)
             for name in self.layout.chosen:
                 found, expected = zarr.open_array(store / name, mode="r").shape, self.layout.shape(name)
                 if found != expected:
