@@ -1,5 +1,6 @@
 """Parts of an experiment in folders and packages of the user's own."""
 
+import copy
 import json
 import logging
 import os
@@ -490,6 +491,11 @@ class Shifted(nn.Module):
     [
         (lambda: nn.BatchNorm2d(4), [r"layer \(BatchNorm2d\) takes mean and variance of the samples"]),
         (lambda: nn.BatchNorm2d(4).eval(), []),
+        (lambda: nn.InstanceNorm2d(4, affine=True), []),
+        (
+            lambda: nn.InstanceNorm2d(4, track_running_stats=True),
+            [r"changes its buffer layer.running_mean", r"changes its buffer layer.running_var"],
+        ),
         (Noisy, [r"layer \(Noisy\) draws random numbers \(randn_like\)"]),
         (Counting, [r"layer \(Counting\) changes its buffer layer.scale"]),
         (Shifted, []),
@@ -503,6 +509,23 @@ def test_what_depends_on_how_samples_are_shared_is_logged(caplog, make, said):
     assert len(caplog.messages) == len(said)
     for message, expected in zip(caplog.messages, said, strict=True):
         assert re.search(expected, message), message
+
+
+def test_a_layer_that_is_registered_twice_keeps_its_parameters():
+    layer = nn.Conv2d(4, 4, 1, device="meta")
+    model = Around(nn.Sequential(layer, layer))
+    parameters = dict(model.named_parameters())
+    foreign.warn_of_samples(model)
+    assert all(value is parameters[name] for name, value in model.named_parameters())
+
+
+def test_copies_of_layers_have_no_values_that_are_not_used(caplog):
+    with torch.device("meta"):
+        foreign.warn_of_initial_values(Around(nn.ModuleList(copy.deepcopy(nn.Linear(3, 3)) for _ in range(2))))
+        foreign.warn_of_initial_values(
+            Around(nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, batch_first=True), 2))
+        )
+    assert not caplog.messages
 
 
 def test_values_of_a_constructor_that_are_not_used_are_logged(caplog):

@@ -108,12 +108,14 @@ def refuse_lost_values(model: nn.Module) -> None:
     """Raise UserError for tensors of a model built without values that no later step would give values, or would replace.
 
     These are tensors in attributes that are neither parameters nor buffers, in modules that are not registered too, and
-    parameters that have values.
+    parameters that have values in a class without `initial`.
     """
     modules = set(model.modules())
     for prefix, module in model.named_modules():
+        # A recurrent layer lists its parameters anew when they get memory.
+        derived = ("_flat_weights",) if isinstance(module, nn.RNNBase) else ()
         for leaf, value in vars(module).items():
-            if leaf not in _REGISTERED and (lost := _lost(value, modules)) is not None:
+            if leaf not in (*_REGISTERED, *derived) and (lost := _lost(value, modules)) is not None:
                 name, what = (
                     f"{prefix}.{leaf}" if prefix else leaf,
                     "module" if isinstance(lost, nn.Module) else "tensor",
@@ -128,7 +130,7 @@ def refuse_lost_values(model: nn.Module) -> None:
                     f"have no values on the device of the model; {register}"
                 )
     for module, _, name, parameter in own_parameters(model):
-        if not parameter.is_meta:
+        if not parameter.is_meta and not hasattr(module, "initial"):
             raise UserError(
                 f"{name}: expected a parameter of {_kind(module)} without values, got one with values, which would be lost; "
                 f"return them from its `initial(self, leaf, shape, generator)`"

@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from credit_like.naming import counted
 from credit_like.nn.init import own_parameters
 from credit_like.nn.initial_values import reset_of
 from credit_like.parallel.domain.rules import tensors_of
-from credit_like.parallel.domain.verify import has_sizes, input_shape
+from credit_like.parallel.domain.verify import has_sizes, input_shape, without_values
 
 log = logging.getLogger(__name__)
 _SHOWN = 3
@@ -57,14 +57,17 @@ def warn_of_initial_values(model: nn.Module) -> None:
 
 
 def _written(module: nn.Module) -> set[str]:
-    """Return the parameters of one of torch's layers that were written into after the layer had reset them."""
+    """Return the parameters of one of torch's layers that were written into after the layer had reset them.
+
+    Those of a copy (`copy.deepcopy`) count from 0, as if the layer had not reset them: only writes into the copy are found.
+    """
     reset = None if hasattr(module, "initial") else reset_of(module)
     if reset is None:
         return set()
     parameters = dict(module.named_parameters(recurse=False))
     before = {leaf: parameter._version for leaf, parameter in parameters.items()}
     getattr(module, reset)()
-    return {leaf for leaf, parameter in parameters.items() if parameter._version - before[leaf] != before[leaf]}
+    return {leaf for leaf, p in parameters.items() if before[leaf] and p._version - before[leaf] != before[leaf]}
 
 
 class _Watch(TorchDispatchMode):
@@ -81,16 +84,13 @@ class _Watch(TorchDispatchMode):
     @torch.no_grad()
     def found(self) -> list[str]:
         """Return one text for each thing found; none where the model cannot be run without values."""
-        blank = {
-            name: torch.empty_like(value, device="meta")
-            for name, value in (*self.model.named_parameters(), *self.model.named_buffers())
-        }
+        blank = without_values(self.model)
         self.buffers = {_storage(blank[name]): name for name, _ in self.model.named_buffers()}
         dtype = next((p.dtype for p in self.model.parameters()), torch.float32)
         x = torch.empty(input_shape(self.model), dtype=dtype, device="meta")
         try:
             with self._hooks(), self:
-                torch.func.functional_call(self.model, blank, (x,))
+                torch.func.functional_call(self.model, blank, (x,), tie_weights=False)
         except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError) as error:
             log.debug("the model was not run without values: %s", error)
         return list(self.texts)
@@ -112,7 +112,9 @@ class _Watch(TorchDispatchMode):
         schema = func._schema
         values = {a.name: v for a, v in zip(schema.arguments, args, strict=False)} | (kwargs or {})
         name = schema.name.removeprefix("aten::")
-        if "batch_norm" in name and (values.get("training") or values.get("train")):
+        # An instance norm is a batch norm of one sample that has the channels of all.
+        of_batch = "batch_norm" in name and len(values["input"]) > 1
+        if of_batch and (values.get("training") or values.get("train")):
             self._note(
                 "takes mean and variance of the samples of one micro-batch; use nn.LayerNorm or credit_like.nn.norms.GroupNorm"
             )
@@ -121,7 +123,7 @@ class _Watch(TorchDispatchMode):
                 f"draws random numbers ({name.removesuffix('_')}), which differ on every rank; use credit_like.nn.dropout or "
                 "credit_like.nn.noise"
             )
-        elif not isinstance(self._module, _NormBase):
+        elif not isinstance(self._module, _BatchNorm):
             written = [
                 values.get(a.name) for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write
             ]

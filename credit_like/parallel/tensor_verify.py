@@ -22,7 +22,7 @@ from credit_like.errors import UserError, own_line
 from credit_like.nn.layer import TensorSplit, tensor_split
 from credit_like.parallel.domain import rules
 from credit_like.parallel.domain.rules import Call, Mixes, Rows, tensors_of
-from credit_like.parallel.domain.verify import has_sizes, input_shape
+from credit_like.parallel.domain.verify import has_sizes, input_shape, without_values
 from credit_like.parallel.foreign import is_foreign
 
 _FEATURES = (
@@ -116,15 +116,11 @@ class _Trace(TorchDispatchMode):
             with self._hooks(), self:
                 torch.func.functional_call(self.model, given, (x,), tie_weights=False)
             return
-        blank: dict[Tensor, Tensor] = {}
-        tensors: dict[str, Tensor] = {}
-        for prefix, module in self.model.named_modules():
-            for leaf, value in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
-                if value not in blank:
-                    blank[value] = torch.empty(value.shape, dtype=value.dtype, device="meta")
-                tensors[f"{prefix}.{leaf}" if prefix else leaf] = blank[value]
-                if not value.requires_grad:
-                    self.constant[id(blank[value])] = blank[value]
+        tensors = without_values(self.model)
+        for name, blank in tensors.items():
+            module, _, leaf = name.rpartition(".")
+            if not getattr(self.model.get_submodule(module), leaf).requires_grad:
+                self.constant[id(blank)] = blank
         with self._hooks(), self:
             torch.func.functional_call(self.model, tensors, (x,), tie_weights=False)
 

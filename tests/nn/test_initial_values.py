@@ -1,5 +1,6 @@
 """Torch's layers start as torch itself starts them, whatever else the model has."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -155,6 +156,35 @@ def test_values_that_would_be_lost_are_named(attributes, said):
     model = blank(lambda: nn.ModuleDict({"part": Holder(**attributes())}))
     with pytest.raises(UserError, match=rf"^part.{said}"):
         refuse_lost_values(model)
+
+
+class Ones(nn.GRU):
+    """A recurrent layer, which lists its parameters in an attribute, of values of its own."""
+
+    def initial(self, leaf, shape, generator):
+        return torch.ones(shape)
+
+
+class Known(nn.Module):
+    """A module whose parameter has values where it is built, and the same as initial values."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.from_numpy(np.arange(3.0)))
+
+    def initial(self, leaf, shape, generator):
+        return torch.arange(3.0)
+
+
+def test_values_that_are_given_again_are_not_lost():
+    model = blank(lambda: nn.ModuleDict({"recurrent": Ones(2, 3), "known": Known()}))
+    refuse_lost_values(model)
+    allocate(model, "cpu")
+    initialise(model, 0)
+    serial = initialise(Ones(2, 3), 0)
+    x = torch.ones(2, 2)
+    assert torch.equal(model["recurrent"](x)[0], serial(x)[0])
+    assert torch.equal(model["known"].scale, torch.arange(3.0).double())
 
 
 def test_attributes_that_refer_to_what_is_registered_may_stay():

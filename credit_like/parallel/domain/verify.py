@@ -137,15 +137,8 @@ class _Trace(TorchDispatchMode):
     def run(self) -> None:
         """Trace the forward. Raises UserError for an operation that is not proven."""
         shape, dim = input_shape(self.model), 3 + self.axis
-        # One tensor for each place of a shared parameter, but one place for each module, however often it is registered.
-        blank: dict[Tensor, Tensor] = {}
-        tensors: dict[str, Tensor] = {}
-        for prefix, module in self.model.named_modules():
-            for leaf, value in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
-                if value not in blank:
-                    blank[value] = torch.empty(value.shape, dtype=value.dtype, device="meta")
-                tensors[f"{prefix}.{leaf}" if prefix else leaf] = blank[value]
-        for value in blank.values():
+        tensors = without_values(self.model)
+        for value in tensors.values():
             self._know(value, None)
         dtype = next((p.dtype for p in self.model.parameters()), torch.float32)
         band = [self.height(size) if at == dim else size for at, size in enumerate(shape)]
@@ -480,6 +473,22 @@ _SIZES = ("in_channels", "frames", "height", "width")
 def has_sizes(model: nn.Module) -> bool:
     """Return whether a model has the attributes from which `input_shape` follows."""
     return all(hasattr(model, key) for key in _SIZES)
+
+
+def without_values(model: nn.Module) -> dict[str, Tensor]:
+    """Return tensors without values for all parameters and buffers, by name, for `functional_call` with `tie_weights=False`.
+
+    A shared parameter has one tensor under the name of each place. A module that is registered several times has one name,
+    because `functional_call` would replace and restore its parameters several times, and leave tensors in their place.
+    """
+    blank: dict[Tensor, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
+    for prefix, module in model.named_modules():
+        for leaf, value in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+            if value not in blank:
+                blank[value] = torch.empty(value.shape, dtype=value.dtype, device="meta")
+            tensors[f"{prefix}.{leaf}" if prefix else leaf] = blank[value]
+    return tensors
 
 
 def input_shape(model: nn.Module) -> tuple[int, int, int, int, int]:
