@@ -251,6 +251,8 @@ CORRECTIONS = {
     "change.roll(1, 3)": "",
     "change / weights": r"bad\.py:15: .*match the size",
     "change / weights[rows]": "",
+    "change / (weights[rows] - 1)": "",
+    "(change / 0).clamp(min=0)": "",
 }
 
 
@@ -274,6 +276,23 @@ def test_a_correction_that_is_another_one_on_a_band_of_rows_is_refused(tmp_path,
         for said in run_ranks(2, _refusal, tmp_path / "experiment.yml", overrides):
             expected = CORRECTIONS[factor].replace("bad", name)
             assert re.search(rf"physics\.0: .*{expected}", said) if expected else said == "", (factor, said)
+
+
+def _refusal_of_one(rank, file, overrides):
+    try:
+        return _refusal(rank, file, overrides)
+    except RuntimeError:
+        return "lost the other rank"
+
+
+def test_a_correction_that_fails_on_one_rank_alone_does_not_hold_up_the_others(tmp_path, run_ranks):
+    factor = "reduce(change.sum(2 if rows.start else 9))"
+    folder = write(tmp_path / "parts", "bad", factor, kind="physics", text=CORRECTION)
+    load(tmp_path, [str(folder)])
+    overrides = ["physics=[{type: bad}]", "trainer.parallelism={data: fsdp2, domain: 2}"]
+    first, second = run_ranks(2, _refusal_of_one, tmp_path / "experiment.yml", overrides, timeout=60)
+    assert re.search(r"physics\.0: .*bad\.py:15: Dimension out of range", first)
+    assert second == "lost the other rank"
 
 
 MODEL = """\
@@ -301,11 +320,14 @@ PARTLY = {
     "mean": ("error.square().mean((2, 3))", {"shape"}),
     "number": ("float(error.square().mean())", {"shape"}),
     "zonal": ("(error - error.roll(1, -1)).square()", set()),
+    "undefined": ("error.log()", set()),
+    "infinite": ("error.exp() / error.clamp(min=0)", set()),
+    "large": ("__import__('torch').linspace(0, 1, 400)[:, None] + error.abs().exp()", {"bands"}),
 }
 SAID = {
     "samples": "treats every sample by itself",
     "rows": "treats every row by itself",
-    "bands": r"works on bands of rows .*bad\.py:8 for 4 of 16 rows",
+    "bands": r"works on bands of rows .*bad\.py:8 for 4 of \d+ rows",
     "columns": "treats every point by itself .*remove by_point",
     "again": "when it was called again",
     "shape": "returns a value for each point",
@@ -317,12 +339,13 @@ def test_a_loss_that_is_another_one_in_parts_is_refused(tmp_path, name):
     text, refused = PARTLY[name]
     folder = write(tmp_path / "parts", "bad", "error.square()", text=LOSS.replace("{factor} * error.square()", text))
     config = load(tmp_path, [str(folder)], "loss={type: bad}").loss
-    refuse_unshareable(config, 2, (16, 8), 1, Shared(False, False, False), torch.device("cpu"))
+    grid = (400, 8) if name == "large" else (16, 8)
+    refuse_unshareable(config, 2, grid, 1, Shared(False, False, False), torch.device("cpu"))
     found = set()
     for part in ("samples", "rows", "columns"):
         shared = Shared(**{each: each == part for each in ("samples", "rows", "columns")})
         try:
-            refuse_unshareable(config, 2, (16, 8), 1, shared, torch.device("cpu"))
+            refuse_unshareable(config, 2, grid, 1, shared, torch.device("cpu"))
         except UserError as error:
             found |= {what for what, said in SAID.items() if re.search(said, str(error)) and "bad.py" in str(error)}
     assert found == refused

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from credit_like import registry
 from credit_like.context import Context
-from credit_like.errors import UserError, own_line
+from credit_like.errors import UserError, of_another_rank, own_line
 from credit_like.nn.area import identity
 from credit_like.schema.checks import shares_columns
 from credit_like.transforms import Transforms
@@ -23,7 +23,7 @@ rows of one rank changes."""
 
 
 def refuse_unshareable(context: Context) -> None:
-    """Raise UserError, on all ranks, for a correction from outside that gives these rows other values than one rank would.
+    """Raise UserError for a correction from outside that gives these rows other values than one rank would.
 
     Each is built twice, for the rows and columns of this rank and for all, and corrects made-up fields. Collective over the ranks
     that share a sample; nothing is done without such ranks.
@@ -35,14 +35,25 @@ def refuse_unshareable(context: Context) -> None:
         plugin = registry.of("physics", config)
         if plugin.__name__.startswith("credit_like.physics."):
             continue
-        problem = _problem(context, plugin, config)
+        try:
+            problem = _problem(context, plugin, config)
+        except (RuntimeError, ValueError, IndexError) as error:
+            if of_another_rank(error):
+                raise
+            # At once, because other ranks may wait for this one in `reduce`.
+            text = f"{own_line(error)}: {' '.join(str(error).split())[:300]},"
+            raise _refusal(place, plugin, config, text) from error
         reports = [each for each in runtime.gather(problem) if each]
         if reports:
-            raise UserError(
-                f"physics.{place}: expected a correction that gives a band of rows what it gives them in the whole field, got "
-                f"{reports[0]} from {config.type} in {plugin.__file__}; take `rows` of what is given by row, add up means over the "
-                "area with `reduce`, use no neighbouring rows, or set trainer.parallelism.domain to 1"
-            )
+            raise _refusal(place, plugin, config, reports[0])
+
+
+def _refusal(place: int, plugin: ModuleType, config: Any, got: str) -> UserError:
+    return UserError(
+        f"physics.{place}: expected a correction that gives a band of rows what it gives them in the whole field, got {got} from "
+        f"{config.type} in {plugin.__file__}; take `rows` of what is given by row, add up means over the area with `reduce`, use "
+        "no neighbouring rows, or set trainer.parallelism.domain to 1"
+    )
 
 
 @torch.no_grad()
@@ -61,17 +72,16 @@ def _problem(context: Context, plugin: ModuleType, config: Any) -> str:
         result: Tensor = fix(*inputs[: 3 if getattr(fix, "needs_forcing", False) else 2])
         return result.cpu()
 
-    try:
-        part = corrected(
-            context.rows, context.columns, runtime.domain_shape[1], runtime.sum_over_domain, context.whole_rows
-        )
-    except (RuntimeError, ValueError, IndexError) as error:
-        return f"{own_line(error)}: {' '.join(str(error).split())[:300]},"
+    part = corrected(
+        context.rows, context.columns, runtime.domain_shape[1], runtime.sum_over_domain, context.whole_rows
+    )
     whole = corrected(slice(None), slice(None), 1, identity, identity)[..., context.rows, context.columns]
     if part.shape != whole.shape:
         return f"a shape of {tuple(part.shape)} instead of {tuple(whole.shape)}"
-    relative = (part - whole).abs() / (after - before).std((0, 2, 3), keepdim=True)
-    relative = torch.where(part.isnan() & whole.isnan(), 0.0, relative).nan_to_num(nan=float("inf"))
+    # What is not finite, or does not change, in both is no difference.
+    same = (part == whole) | (part.isnan() & whole.isnan())
+    relative = torch.where(same, 0.0, (part - whole).abs() / (after - before).std((0, 2, 3), keepdim=True))
+    relative = relative.nan_to_num(nan=float("inf"))
     largest = float(relative.max())
     return (
         f"a difference of {largest:.2g} standard deviations of the change over a step" if largest > _TOLERANCE else ""

@@ -34,9 +34,15 @@ def named_pieces(model: nn.Module) -> dict[str, Piece]:
 
 
 def first_names(state: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return the first name of the tensor of every name; `state` holds a model's own tensors (`keep_vars=True`)."""
+    """Return the first name of the parameter of every name; `state` holds a model's own tensors (`keep_vars=True`).
+
+    Buffers are named by themselves: whether those of several modules are one tensor depends on the device.
+    """
     found: dict[int, str] = {}
-    return {name: found.setdefault(id(tensor), name) for name, tensor in state.items()}
+    return {
+        name: found.setdefault(id(tensor), name) if isinstance(tensor, nn.Parameter) else name
+        for name, tensor in state.items()
+    }
 
 
 def beside(piece: Piece, local: Tensor) -> Piece:

@@ -155,3 +155,14 @@ def test_pieces_of_unknown_placement_are_gathered(run_ranks, tmp_path) -> None:
             "own 0": [0.0, 0.0],
             "own 1": [1.0, 1.0],
         }
+
+
+def test_a_buffer_of_two_modules_has_both_names_and_a_weight_the_first():
+    layers = [torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)]
+    layers[1].weight = layers[0].weight
+    for layer in layers:
+        layer.register_buffer("mask", torch.ones(2) if layer is layers[0] else layers[0].mask)
+    names = {"0.weight", "0.bias", "0.mask", "1.bias", "1.mask"}  # however they are moved to a device
+    assert shards.named_pieces(torch.nn.Sequential(*layers)).keys() == names
+    layers[1].mask = layers[1].mask.clone()
+    assert shards.named_pieces(torch.nn.Sequential(*layers)).keys() == names
