@@ -111,18 +111,19 @@ class _Trace(TorchDispatchMode):
         """Trace the forward. Raises UserError for an operation that is not proven."""
         dtype = next((p.dtype for p in self.model.parameters()), torch.float32)
         x = torch.empty(input_shape(self.model), dtype=dtype, device="meta")
-        if self.part:
-            given = {n: torch.empty_like(b, device="meta") for n, b in self.model.named_buffers() if not b.is_meta}
-            with self._hooks(), self:
-                torch.func.functional_call(self.model, given, (x,), tie_weights=False)
-            return
         tensors = without_values(self.model)
-        for name, blank in tensors.items():
-            module, _, leaf = name.rpartition(".")
-            if not getattr(self.model.get_submodule(module), leaf).requires_grad:
-                self.constant[id(blank)] = blank
+        if self.part:
+            # Split parameters have no values yet and stay; buffers may have.
+            tensors = {name: blank for name, blank in tensors.items() if not self._value(name).is_meta}
+        else:
+            self.constant = {id(blank): blank for name, blank in tensors.items() if not self._value(name).requires_grad}
         with self._hooks(), self:
             torch.func.functional_call(self.model, tensors, (x,), tie_weights=False)
+
+    def _value(self, name: str) -> Tensor:
+        module, _, leaf = name.rpartition(".")
+        value: Tensor = getattr(self.model.get_submodule(module), leaf)
+        return value
 
     @contextmanager
     def _hooks(self) -> Iterator[None]:

@@ -124,6 +124,7 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(8, hidden), nn.Linear(out or hidden, 8)
         self.gate, self.norm, self.slope = nn.Linear(8, 1), nn.LayerNorm(hidden), nn.PReLU(1)
         self.register_buffer("signs", torch.from_numpy(np.array([-1.0, 1.0, 1.0], "float32")), persistent=False)
+        self.register_buffer("again", self.signs)
         self.between = between
 
     def forward(self, x):
@@ -160,6 +161,7 @@ BETWEEN = {
     "by head": (by_head, {"out": 8}, ""),
     "pairs": (lambda self, y, x: y.unflatten(-1, (-1, 2)).prod(-1), {"out": 12}, ""),
     "buffer": (lambda self, y, x: y.unflatten(-1, (-1, 3)).mul(self.signs).flatten(3), {}, ""),
+    "buffer of two names": (lambda self, y, x: y.unflatten(-1, (-1, 3)).mul(self.again).flatten(3), {}, ""),
     "mean of columns": (lambda self, y, x: y - y.mean(2, keepdim=True) / y.shape[2], {}, ""),
     "by kind": (by_kind, {"out": 8}, "split"),
     "halves": (lambda self, y, x: y[..., :12] * y[..., 12:], {"out": 12}, "slice"),
