@@ -484,7 +484,9 @@ def without_values(model: nn.Module) -> dict[str, Tensor]:
     blank: dict[Tensor, Tensor] = {}
     tensors: dict[str, Tensor] = {}
     for prefix, module in model.named_modules():
-        for leaf, value in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+        for leaf, value in (*module._parameters.items(), *module._buffers.items()):
+            if value is None:
+                continue
             if value not in blank:
                 blank[value] = torch.empty(value.shape, dtype=value.dtype, device="meta")
             tensors[f"{prefix}.{leaf}" if prefix else leaf] = blank[value]
