@@ -18,7 +18,7 @@ from credit_like.checkpoint.clear import clear_run
 from credit_like.checkpoint.continuation import refuse_other
 from credit_like.checkpoint.errors import DamagedCheckpoint, reading_metadata
 from credit_like.checkpoint.manager import Checkpoint, CheckpointManager, is_removed
-from credit_like.checkpoint.shards import named_pieces
+from credit_like.checkpoint.shards import named_pieces, refuse_apart
 from credit_like.context import Context
 from credit_like.data.loading.loader import Loader
 from credit_like.data.loading.windows import Windows
@@ -328,6 +328,9 @@ def _loaded(context: Context, checkpoint: Checkpoint) -> str | None:
         log.warning("plug-ins changed since %s: %s", checkpoint.name, "; ".join(plugins))
     average = set(checkpoint.names("ema/")) if context.experiment.inference.weights == "ema" else set()
     pieces = named_pieces(context.stepper.model)
+    refuse_apart(
+        context.stepper.model, {n.removeprefix("model/") for n in checkpoint.names("model/")}, checkpoint.folder
+    )
     try:
         checkpoint.load({f"ema/{n}" if f"ema/{n}" in average else f"model/{n}": piece for n, piece in pieces.items()})
     except DamagedCheckpoint as error:

@@ -634,3 +634,30 @@ def test_averages_of_a_weight_of_two_layers_are_those_of_both(tmp_path):
         assert model.again.weight is model.layer.weight
         assert torch.equal(model.layer.weight, average)
         assert float(model.factor) == 2
+
+
+def test_layers_of_one_weight_that_were_trained_apart_are_refused(tmp_path, monkeypatch):
+    text = MODEL.replace(
+        "return torch.nn.Linear(1, int(torch.linspace(0, 8, 3)[1].item()))",
+        "from tests.test_plugins import Tied; return Tied(sizes)",
+    )
+    folder = write(tmp_path / "parts", "tied", kind="models", text=text)
+    experiment = load(tmp_path, [str(folder)], "model={type: tied}")
+    with monkeypatch.context() as patch:
+        tied = Tied.__init__
+        patch.setattr(Tied, "__init__", lambda self, sizes: (tied(self, sizes), apart(self))[0])
+        assert build.train(experiment) == 0
+        exported = load_export(export(tmp_path / "run", tmp_path / "tied.safetensors"))
+    context = build.build_context(experiment, Runtime(), train=False)
+    said = "expected one tensor for layer.weight and again.weight"
+    for use in (exported.build, lambda: build.load_weights(context), lambda: build.train(longer(experiment))):
+        with pytest.raises(UserError, match=said):
+            use()
+
+
+def apart(model):
+    model.again.weight = nn.Parameter(torch.empty_like(model.again.weight))
+
+
+def longer(experiment):
+    return experiment.model_copy(update={"trainer": experiment.trainer.model_copy(update={"epochs": 2})})

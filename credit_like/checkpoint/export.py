@@ -29,7 +29,7 @@ from credit_like.checkpoint.errors import DamagedCheckpoint, reading_metadata
 from credit_like.checkpoint.files import replace_file
 from credit_like.checkpoint.format import MANIFEST, write_tensors
 from credit_like.checkpoint.manager import Checkpoint, CheckpointManager, examined, is_removed, none_intact, steps
-from credit_like.checkpoint.shards import first_names
+from credit_like.checkpoint.shards import first_names, refuse_apart
 from credit_like.derive.levels import SHIPPED, read_levels
 from credit_like.errors import UserError, reason
 from credit_like.nn import spectral_norm
@@ -76,6 +76,7 @@ class Export:
             config = plugin.Config.model_validate(config)
         model: nn.Module = plugin.build(config, **described)
         reset_buffers(model)
+        refuse_apart(model, self.weights, self.path)
         names = first_names(model.state_dict(keep_vars=True))
         model.load_state_dict(
             {**{n: self.weights[of] for n, of in names.items() if of in self.weights}, **self.weights}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from credit_like.checkpoint.format import NAMES, Piece, Stored
+from credit_like.errors import UserError
 from credit_like.parallel.shards import Division, box, local
 from credit_like.parallel.shards import division as division_of
 from credit_like.parallel.unwrap import canonical_name, get_raw_model
@@ -43,6 +44,17 @@ def first_names(state: Mapping[str, Tensor]) -> dict[str, str]:
         name: found.setdefault(id(tensor), name) if isinstance(tensor, nn.Parameter) else name
         for name, tensor in state.items()
     }
+
+
+def refuse_apart(model: nn.Module, saved: Collection[str], where: object) -> None:
+    """Raise UserError if several of the `saved` names are those of one parameter, which earlier versions trained apart."""
+    for name, first in first_names(get_raw_model(model).state_dict(keep_vars=True)).items():
+        name, first = canonical_name(name), canonical_name(first)
+        if name != first and name in saved:
+            raise UserError(
+                f"{where}: expected one tensor for {first} and {name}, which are one parameter of the model, got two; an earlier "
+                "version trained these layers apart; remove what shares the parameter from the model, or train it again"
+            )
 
 
 def beside(piece: Piece, local: Tensor) -> Piece:

@@ -21,7 +21,7 @@ from credit_like.checkpoint.files import to_json
 from credit_like.checkpoint.format import NAMES, Piece
 from credit_like.checkpoint.manager import Checkpoint, CheckpointManager
 from credit_like.checkpoint.rng import random_state, seed_everything, set_random_state
-from credit_like.checkpoint.shards import beside, named_pieces
+from credit_like.checkpoint.shards import beside, named_pieces, refuse_apart
 from credit_like.context import Context
 from credit_like.errors import UserError
 from credit_like.layout import domain_text
@@ -195,6 +195,7 @@ class TrainingState:
         """
         meta, experiment = checkpoint.meta, self.context.experiment
         refuse_other(checkpoint, experiment, self.context.variables, self.context.statistics, self.context.store)
+        refuse_apart(self.model, {n.removeprefix("model/") for n in checkpoint.names("model/")}, checkpoint.folder)
         averages = set(checkpoint.names("ema/"))
         pieces = {n: piece for n, piece in self.pieces().items() if not n.startswith("ema/") or n in averages}
         prefixes = ("model/", "optimizer/", "ema/") if self.ema is not None else ("model/", "optimizer/")
