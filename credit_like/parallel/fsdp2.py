@@ -221,34 +221,27 @@ def apply_fsdp2(
 
 def _refuse_unshardable(model: nn.Module, units: list[nn.Module]) -> None:
     """Raise UserError for a parameter that two units share, or that is a number and so has no rows to shard."""
-    of_units = {module for unit in units for module in unit.modules()}
-    homes: dict[nn.Parameter, tuple[nn.Module, str]] = {}
+    own, units_of = set(units), {"": model}
     paths = {module: canonical_name(name) for name, module in model.named_modules()}
-    for unit in (*units, model):
-        nested = {
-            module
-            for other in units
-            if other is not unit and other in set(unit.modules())
-            for module in other.modules()
-        }
-        for module in unit.modules():
-            if module in nested or (unit is model and module in of_units):
-                continue
-            for leaf, parameter in module.named_parameters(recurse=False):
-                name = f"{paths[module]}.{leaf}".strip(".")
-                if parameter.ndim == 0:
-                    raise UserError(
-                        f"trainer.parallelism.data fsdp2: expected parameters with at least one dimension, got the number {name}; "
-                        "give it the shape (1,), or set data: ddp"
-                    )
-                home, first = homes.setdefault(parameter, (unit, name))
-                if home is not unit:
-                    where = [paths[each] or "the rest of the model" for each in (home, unit)]
-                    raise UserError(
-                        f"trainer.parallelism.data fsdp2: expected every parameter in one shard unit, got {first}, which "
-                        f"{where[0]} shares{f' as {name}' if name != first else ''} with {where[1]}; declare shard_unit for a "
-                        "block that has both, or for neither, or set data: ddp"
-                    )
+    homes: dict[nn.Parameter, tuple[nn.Module, str]] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        unit = module if module in own else units_of[path.rpartition(".")[0]]
+        units_of[path] = unit
+        for leaf, parameter in module.named_parameters(recurse=False):
+            name = canonical_name(f"{path}.{leaf}".strip("."))
+            if parameter.ndim == 0:
+                raise UserError(
+                    f"trainer.parallelism.data fsdp2: expected parameters with at least one dimension, got the number {name}; "
+                    "give it the shape (1,), or set data: ddp"
+                )
+            home, first = homes.setdefault(parameter, (unit, name))
+            if home is not unit:
+                where = [paths[each] or "the rest of the model" for each in (home, unit)]
+                raise UserError(
+                    f"trainer.parallelism.data fsdp2: expected every parameter in one shard unit, got {first}, which "
+                    f"{where[0]} shares as {name} with {where[1]}; declare shard_unit for a block that has both, or for neither, "
+                    "or set data: ddp"
+                )
 
 
 def free_gathered(model: nn.Module) -> None:

@@ -480,8 +480,10 @@ def _refusals(rank):
     shared.b.layer.weight = shared.a.layer.weight
     number.a.scale = nn.Parameter(torch.tensor(1.0))
     used.a.layer = used.first
+    module = _Pair()
+    module.other, module.last = module.a.layer, nn.Linear(3, 3)
     said = []
-    for model in (shared, number, used):
+    for model in (shared, number, used, module):
         try:
             apply_fsdp2(model, runtime.submeshes["dp"], {"trainer": {}})
         except UserError as error:
@@ -490,7 +492,8 @@ def _refusals(rank):
 
 
 def test_parameters_that_cannot_be_sharded_are_named(run_ranks):
-    for shared, number, used in run_ranks(2, _refusals):
+    for shared, number, used, module in run_ranks(2, _refusals):
         assert "got a.layer.weight, which a shares as b.layer.weight with b" in shared
         assert "got the number a.scale" in number
-        assert "got a.layer.weight, which a shares as last.weight with the rest" in used
+        assert "got a.layer.weight, which a shares as first.weight with the rest" in used
+        assert "got a.layer.weight, which a shares as other.weight with the rest" in module
