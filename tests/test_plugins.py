@@ -24,7 +24,8 @@ from credit_like.evaluation.results import load_results
 from credit_like.evaluation.scorecard import scorecard
 from credit_like.losses._trial import Shared, refuse_unshareable
 from credit_like.models import build_model
-from credit_like.parallel import foreign
+from credit_like.parallel import foreign, tensor_verify
+from credit_like.parallel.domain import verify as domain_verify
 from credit_like.parallel.runtime import Runtime
 from credit_like.schema.errors import ExperimentError
 from credit_like.schema.experiment import Experiment
@@ -540,6 +541,39 @@ def test_a_layer_that_is_registered_twice_keeps_its_parameters():
     parameters = dict(model.named_parameters())
     foreign.warn_of_samples(model)
     assert all(value is parameters[name] for name, value in model.named_parameters())
+
+
+class Keeping(Around):
+    """A model whose first forward keeps tensors for later ones."""
+
+    shard_unit = True
+    tensor_columns, tensor_rows = ("up",), ("down",)
+
+    def __init__(self):
+        super().__init__(None)
+        self.up, self.down = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
+        self.ramp, self.calls, self.ramps = None, 0, {}
+
+    def forward(self, x):
+        self.calls += 1
+        if self.ramp is None:
+            self.ramp = torch.ones(8, device=x.device)
+        ramp = self.ramps.setdefault(8, torch.ones(8, device=x.device))
+        return self.down(self.up(x[:, :, 0]) * self.ramp * ramp)[:, :, None]
+
+
+@pytest.mark.parametrize("trace", ["samples", "tensor", "domain"])
+def test_a_trace_leaves_a_model_as_it_is(trace):
+    with torch.device("meta"):
+        model = Keeping()
+    if trace == "samples":
+        foreign.warn_of_samples(model)
+    elif trace == "tensor":
+        assert tensor_verify.verify(model, 2)
+    else:
+        domain_verify.verify(model, 2)
+    assert (model.ramp, model.calls, model.ramps) == (None, 0, {})
+    assert list(model._modules) == ["up", "down"]
 
 
 def test_copies_of_layers_have_no_values_that_are_not_used(caplog):

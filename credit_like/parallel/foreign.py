@@ -19,7 +19,7 @@ from credit_like.naming import counted
 from credit_like.nn.init import own_parameters
 from credit_like.nn.initial_values import reset_of
 from credit_like.parallel.domain.rules import tensors_of
-from credit_like.parallel.domain.verify import has_sizes, input_shape, without_values
+from credit_like.parallel.domain.verify import has_sizes, input_shape, unchanged, without_values
 
 log = logging.getLogger(__name__)
 _SHOWN = 3
@@ -89,7 +89,7 @@ class _Watch(TorchDispatchMode):
         dtype = next((p.dtype for p in self.model.parameters()), torch.float32)
         x = torch.empty(input_shape(self.model), dtype=dtype, device="meta")
         try:
-            with self._hooks(), self:
+            with unchanged(self.model), self._hooks(), self:
                 torch.func.functional_call(self.model, blank, (x,), tie_weights=False)
         except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError) as error:
             log.debug("the model was not run without values: %s", error)

@@ -22,7 +22,7 @@ from credit_like.errors import UserError, own_line
 from credit_like.nn.layer import TensorSplit, tensor_split
 from credit_like.parallel.domain import rules
 from credit_like.parallel.domain.rules import Call, Mixes, Rows, tensors_of
-from credit_like.parallel.domain.verify import has_sizes, input_shape, without_values
+from credit_like.parallel.domain.verify import has_sizes, input_shape, unchanged, without_values
 from credit_like.parallel.foreign import is_foreign
 
 _FEATURES = (
@@ -117,7 +117,7 @@ class _Trace(TorchDispatchMode):
             tensors = {name: blank for name, blank in tensors.items() if not self._value(name).is_meta}
         else:
             self.constant = {id(blank): blank for name, blank in tensors.items() if not self._value(name).requires_grad}
-        with self._hooks(), self:
+        with unchanged(self.model), self._hooks(), self:
             torch.func.functional_call(self.model, tensors, (x,), tie_weights=False)
 
     def _value(self, name: str) -> Tensor:

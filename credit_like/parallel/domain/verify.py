@@ -144,7 +144,7 @@ class _Trace(TorchDispatchMode):
         band = [self.height(size) if at == dim else size for at, size in enumerate(shape)]
         x = torch.empty(band, dtype=dtype, device="meta")
         self._know(x, Rows(dim, shape[dim]))
-        with self._hooks():
+        with unchanged(self.model), self._hooks():
             if self.whole is None:
                 try:
                     y = self._call(tensors, x)
@@ -473,6 +473,20 @@ _SIZES = ("in_channels", "frames", "height", "width")
 def has_sizes(model: nn.Module) -> bool:
     """Return whether a model has the attributes from which `input_shape` follows."""
     return all(hasattr(model, key) for key in _SIZES)
+
+
+@contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """Give the modules the attributes back that they had: a forward may keep tensors in them, here tensors without values."""
+    modules = [vars(module) for module in model.modules()]
+    contained = [value for each in modules for value in each.values() if type(value) in (dict, list, set)]
+    before = [(each, each.copy()) for each in (*modules, *contained)]
+    try:
+        yield
+    finally:
+        for each, kept in before:
+            each.clear()
+            each.extend(kept) if isinstance(each, list) else each.update(kept)
 
 
 def without_values(model: nn.Module) -> dict[str, Tensor]:
