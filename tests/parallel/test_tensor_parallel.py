@@ -11,6 +11,7 @@ from credit_like.parallel.mesh import build_device_mesh
 from credit_like.parallel.runtime import Runtime
 from credit_like.parallel.shards import local, slice_like
 from credit_like.parallel.tensor_parallel import apply_tensor_parallel
+from credit_like.parallel.tensor_verify import verify
 from credit_like.schema.trainer import Parallelism, TrainerSection
 from tests.largest import largest
 
@@ -171,6 +172,8 @@ BETWEEN = {
     "gate": (lambda self, y, x: y * self.gate(x), {}, "not split and has a gradient"),
     "size": (lambda self, y, x: y / y.shape[-1], {}, "calls div with"),
     "heads": (whole_heads, {"out": 8}, r"test_tensor_parallel\.py:\d+ fails on a part"),
+    "interleaved": (lambda self, y, x: y.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2), {}, "in their order"),
+    "not split": (lambda self, y, x: torch.cat([x, x, x], -1), {}, "in their order"),
     "moved": (lambda self, y, x: y.roll(1, -1), {}, "roll"),
 }
 
@@ -212,3 +215,38 @@ def test_blocks_that_do_not_keep_split_features_apart_are_named(run_ranks):
             message, same = found[name]
             assert re.search(expected, message) if expected else message == "", (name, message)
             assert same is (None if expected else True), name
+
+
+class Flow(Block):
+    """A block that is `flow` of itself and x, with further declarations."""
+
+    def __init__(self, flow, columns=("up",), copies=()):
+        super().__init__(None)
+        self.more, self.flow = nn.Linear(24, 24), flow
+        self.tensor_columns, self.tensor_copies = columns, copies
+
+    def forward(self, x):
+        return self.flow(self, x)
+
+
+FLOWS = {
+    "copy": (lambda self, x: self.down(self.up(x) * self.gate(x)), {"copies": ("gate",)}, ""),
+    "kept": (lambda self, x: (self.down(self.up(x)), self.up(x))[1], {}, "returns features that are split"),
+    "twice": (
+        lambda self, x: self.down(self.more(self.up(x))),
+        {"columns": ("up", "more")},
+        "passes features that are split over the ranks to a layer in tensor_columns",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FLOWS)
+def test_where_split_features_may_go(name):
+    flow, declared, expected = FLOWS[name]
+    with torch.device("meta"):
+        model = Image(Flow(flow, **declared))
+    if not expected:
+        assert verify(model, 2)
+        return
+    with pytest.raises(UserError, match=expected):
+        verify(model, 2)
