@@ -610,7 +610,7 @@ def test_values_of_a_constructor_that_are_not_used_are_logged(caplog):
     assert message.startswith("layer.linear.weight, layer.rows.weight: the values")
 
 
-def test_a_training_logs_what_a_model_of_others_does_in_vain(tmp_path, caplog):
+def test_a_training_logs_what_a_model_of_others_does_in_vain(tmp_path, caplog, monkeypatch):
     text = MODEL.replace(
         "return torch.nn.Linear(1, int(torch.linspace(0, 8, 3)[1].item()))",
         "from tests.test_plugins import Zero; return Zero(sizes)",
@@ -621,6 +621,11 @@ def test_a_training_logs_what_a_model_of_others_does_in_vain(tmp_path, caplog):
     build.parallel_model(experiment, variables, build.open_store(experiment.data, variables), Runtime())
     assert any("layer.weight, layer.bias: the values" in message for message in caplog.messages)
     assert any("draws random numbers" in message for message in caplog.messages)
+    caplog.clear()
+    # The weights are those of a checkpoint.
+    monkeypatch.setattr(build, "has_checkpoints", lambda _: True)
+    build.parallel_model(experiment, variables, build.open_store(experiment.data, variables), Runtime())
+    assert not any("the values" in message for message in caplog.messages)
 
 
 class Zero(Around):
@@ -632,6 +637,33 @@ class Zero(Around):
 
     def forward(self, x):
         return super().forward(x + torch.rand_like(x))
+
+
+class Lost(Zero):
+    """A model with a tensor that is not registered."""
+
+    def __init__(self, sizes):
+        super().__init__(sizes)
+        self.offset = torch.ones(3)
+
+
+class Unfilled(Zero):
+    """A model with a buffer that nothing fills."""
+
+    def __init__(self, sizes):
+        super().__init__(sizes)
+        self.register_buffer("offset", torch.ones(3))
+
+
+@pytest.mark.parametrize(("name", "said"), [("Lost", "register_buffer"), ("Unfilled", "define `reset_buffers")])
+def test_a_run_refuses_a_model_whose_values_would_be_lost(tmp_path, name, said):
+    text = MODEL.replace(
+        "return torch.nn.Linear(1, int(torch.linspace(0, 8, 3)[1].item()))",
+        f"from tests.test_plugins import {name}; return {name}(sizes)",
+    )
+    folder = write(tmp_path / "parts", "bad", kind="models", text=text)
+    with pytest.raises(UserError, match=f"^offset: .*{said}"):
+        build.build_context(load(tmp_path, [str(folder)], "model={type: bad}"), Runtime())
 
 
 class Tied(Around):
