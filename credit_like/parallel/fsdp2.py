@@ -30,6 +30,7 @@ from credit_like.nn import spectral_norm
 from credit_like.nn.attention import PositionTables
 from credit_like.nn.layer import is_shard_unit, recomputation
 from credit_like.nn.precision import keeps_full_precision
+from credit_like.parallel.foreign import is_foreign
 from credit_like.parallel.mesh import default_mesh
 from credit_like.parallel.shards import local, slice_like, whole
 from credit_like.parallel.unwrap import canonical_name, named_parameters
@@ -202,6 +203,7 @@ def apply_fsdp2(
         outer = dataclasses.replace(policy, cast_forward_inputs=_has_own_parameters(model, units))
         _fix_spectral_norm_dtype(model)
     _refuse_unshardable(model, units)
+    may_use_parts = any(map(is_foreign, model.modules()))
     for unit in (*units, model):
         # It runs outside the compiled unit and is not worth a separate graph.
         unit.register_forward_hook(torch.compiler.disable(no_view))
@@ -209,8 +211,9 @@ def apply_fsdp2(
         fully_shard(unit, mp_policy=full if keeps_full_precision(_block(unit)) else inner, **options)
     fully_shard(model, mp_policy=outer, **options)
     assert isinstance(model, FSDPModule)
-    # The ranks' samples may use other parameters of a unit (a mixture of experts); all ranks have to send the same.
-    model.set_reduce_scatter_unused_params(True)
+    # The ranks' samples may use other parameters of a unit (a mixture of experts); all ranks have to send the same. Our own
+    # models use all of them. In a rollout it takes one more message for each unit.
+    model.set_reduce_scatter_unused_params(may_use_parts)
     for unit, following in itertools.pairwise(filter(_gathered_ahead, units)):
         assert isinstance(unit, FSDPModule)
         assert isinstance(following, FSDPModule)
