@@ -177,11 +177,13 @@ class ForecastFiles:
         if fitted is None:
             return None
         if fitted.sum_over:
-            until = self._fields(fitted, init, leads, variable, levels)
             since = [lead - fitted.sum_over for lead in leads]
-            before = self._fields(fitted, init, since, variable, levels)
-            before[:, [lead == 0 for lead in since]] = 0
-            return until - before
+            both = sorted({*leads, *since})
+            total = self._fields(fitted, init, both, variable, levels)
+            total[:, [lead == 0 for lead in both]] = 0
+            until, before = (total[:, np.searchsorted(both, some)] for some in (leads, since))
+            difference: Array = until - before
+            return difference
         return self._fields(fitted, init, leads, variable, levels)
 
     def _fields(
