@@ -119,6 +119,11 @@ def known_message(error: BaseException) -> str | None:
     return known_message(error.__cause__) if error.__cause__ is not None else None
 
 
+def reads_values(error: BaseException) -> bool:
+    """Return whether an error of torch is about reading a tensor of the meta device, which has no values."""
+    return re.search(r"\bmeta\b", str(error)) is not None
+
+
 def own_line(error: BaseException) -> str:
     """Return `file:line` of the innermost frame of an error outside of this and of installed packages, or else the innermost."""
     frames = traceback.extract_tb(error.__traceback__)
@@ -132,7 +137,7 @@ def cut(text: str, most: int) -> str:
 
 
 def reason(error: BaseException, path: object = None) -> str:
-    """Return on one line why a file cannot be read or written, for a message that names the file.
+    """Return on one line why something failed, such as reading a file, for a message that names the file or the line of code.
 
     This is the system's text without its number and path, or the first 300 characters of a library's message, without
     `path` at its end.

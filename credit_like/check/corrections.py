@@ -11,7 +11,7 @@ from torch import Tensor
 
 from credit_like import registry
 from credit_like.context import Context
-from credit_like.errors import UserError, of_another_rank, own_line
+from credit_like.errors import UserError, of_another_rank, own_line, reason
 from credit_like.nn.area import identity
 from credit_like.schema.checks import shares_columns
 from credit_like.transforms import Transforms
@@ -41,7 +41,7 @@ def refuse_unshareable(context: Context) -> None:
             if of_another_rank(error):
                 raise
             # At once, because other ranks may wait for this one in `reduce`.
-            text = f"{own_line(error)}: {' '.join(str(error).split())[:300]},"
+            text = f"{own_line(error)}: {reason(error)},"
             raise _refusal(place, plugin, config, text) from error
         reports = [each for each in runtime.gather(problem) if each]
         if reports:

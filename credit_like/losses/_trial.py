@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from credit_like import registry
-from credit_like.errors import UserError, own_line
+from credit_like.errors import UserError, own_line, reason
 from credit_like.losses import LossConfig
 from credit_like.losses._mean import is_by_point, loss_values, member_values
 from credit_like.schema.losses import judges_members, summands
@@ -48,7 +48,7 @@ def refuse_unshareable(
             if shared.rows:
                 raise UserError(
                     f"{_expected(each, 'works on bands of rows', 'trainer.parallelism.domain')}, got {own_line(error)} for {few} "
-                    f"of {grid[0]} rows: {' '.join(str(error).split())[:300]}; change that file, or set domain to 1"
+                    f"of {grid[0]} rows: {reason(error)}; change that file, or set domain to 1"
                 ) from error
             _try(each, channels, grid, members, shared, device)
 

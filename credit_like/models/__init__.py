@@ -5,12 +5,11 @@ A plug-in is a module with the attributes of `ModelPlugin`; what it builds is a 
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from credit_like import registry
-from credit_like.errors import UserError, own_line
+from credit_like.errors import UserError, own_line, reads_values, reason
 from credit_like.schema.plugin import ModelConfig
 
 if TYPE_CHECKING:
@@ -18,9 +17,6 @@ if TYPE_CHECKING:
 
     from credit_like.schema.experiment import Experiment
     from credit_like.variables import Variables
-
-_OF_META = re.compile(r"\bmeta\b")
-"""What is in messages of torch about tensors without values."""
 
 __all__ = ["ChannelAxis", "Model", "ModelConfig", "ModelPlugin", "build_model"]
 
@@ -102,11 +98,11 @@ def build_model(experiment: Experiment, variables: Variables, height: int, width
         )
     except (RuntimeError, NotImplementedError) as error:
         # A model is built on the meta device, where tensors have no values to read.
-        if not _OF_META.search(str(error)):
+        if not reads_values(error):
             raise
         raise UserError(
             f"model.type: expected a model {experiment.model.type} that is built without reading values of tensors, got "
-            f"{own_line(error)}: {' '.join(str(error).split())[:300]}; compute numbers there with Python or numpy"
+            f"{own_line(error)}: {reason(error)}; compute numbers there with Python or numpy"
         ) from error
     if any(parameter.is_meta for parameter in model.parameters()):
         refuse_lost_values(model)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from credit_like.errors import UserError, own_line
+from credit_like.errors import UserError, own_line, reads_values, reason
 from credit_like.nn.layer import TensorSplit, tensor_split
 from credit_like.parallel.domain import rules
 from credit_like.parallel.domain.rules import Call, Mixes, Rows, tensors_of
@@ -55,7 +55,7 @@ def verify(model: nn.Module, degree: int) -> list[Step] | None:
     try:
         trace.run()
     except (RuntimeError, NotImplementedError) as error:
-        if not re.search(r"\bmeta\b", str(error)):
+        if not reads_values(error):
             raise
         raise trace.error(
             f"cannot be traced without values of tensors, which {own_line(error)} reads ({error})"
@@ -73,7 +73,7 @@ def verify_part(model: nn.Module, degree: int, whole: list[Step]) -> None:
             raise
         raise UserError(
             f"trainer.parallelism.tensor {degree}: {own_line(error)} fails on a part of the features "
-            f"({' '.join(str(error).split())[:300]}); between tensor_columns and tensor_rows use -1, or sizes of the tensors, in "
+            f"({reason(error)}); between tensor_columns and tensor_rows use -1, or sizes of the tensors, in "
             "place of the number of heads or features, or set tensor to 1"
         ) from error
     for (block, name, numbers), (_, other, others) in zip(whole, trace.steps, strict=False):
@@ -227,8 +227,8 @@ class _Trace(TorchDispatchMode):
         call = Call(values, results, self._rows, lambda t: id(t) in self.uniform, lambda level: level)
         try:
             found = list(rule(call))
-        except Mixes as reason:
-            text = str(reason)
+        except Mixes as mixes:
+            text = str(mixes)
             for pattern, word in _FEATURES:
                 text = re.sub(pattern, word, text)
             raise self.error(f"calls {name} on {shapes}, which mixes features: {text}") from None

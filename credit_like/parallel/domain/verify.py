@@ -12,7 +12,6 @@ each row.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,13 +23,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from credit_like import bands
 from credit_like.bands import Level
-from credit_like.errors import UserError
+from credit_like.errors import UserError, reads_values
 from credit_like.parallel.domain import rules
 from credit_like.parallel.domain.layer import DOMAIN_LAYERS, Sizes
 from credit_like.parallel.domain.rules import Call, Mixes, Rows, tensors_of
 
-_OF_META = re.compile(r"\bmeta\b")
-"""What is in messages of torch about tensors without values."""
 BATCH = 2  # more than one, so that no dimension disappears by chance
 
 
@@ -149,7 +146,7 @@ class _Trace(TorchDispatchMode):
                 try:
                     y = self._call(tensors, x)
                 except (RuntimeError, NotImplementedError) as error:
-                    if not _OF_META.search(str(error)):
+                    if not reads_values(error):
                         raise
                     raise self._error(
                         f"cannot be traced without values of tensors, which it reads ({error})"
