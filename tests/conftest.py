@@ -25,6 +25,10 @@ settings.register_profile("shared machine", deadline=None, suppress_health_check
 settings.load_profile("shared machine")
 policy.configure()  # as at the start of every run
 
+# Imports and collection make millions of objects that stay: the collector would go through all of them again and again, a
+# third of the time until the first test. It is not disabled, because dask restores the state at its import after each slice.
+gc.set_threshold(10_000_000)
+
 # A shell without job control starts background processes with SIGINT ignored, which they and their children inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -43,6 +47,12 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark long tests as slow ones too, so that the everyday tests do without them."""
     if item.get_closest_marker("long"):
         item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from the first test on, but seldom: it is 4 % of the everyday tests' time otherwise."""
+    gc.freeze()
+    gc.set_threshold(10_000, 10, 10)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

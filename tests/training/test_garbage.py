@@ -35,9 +35,12 @@ def collections():
         if phase == "start":
             began.append(info["generation"])
 
+    thresholds = gc.get_threshold()
+    gc.set_threshold(700, 10, 10)  # Python's own
     gc.callbacks.append(note)
     yield began
     gc.callbacks.remove(note)
+    gc.set_threshold(*thresholds)
 
 
 @pytest.fixture
