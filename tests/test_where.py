@@ -76,6 +76,7 @@ ELSEWHERE = {
     "parallel/observe": "parallel/test_communication.py",
     "parallel/processes": "test_verify.py",
     "parallel/shards": "parallel/test_apply.py",
+    "parallel/trace": "parallel/domain/test_verify.py",
     "parallel/unwrap": "parallel/test_fsdp2.py",
     "parallel/domain": "parallel/domain/test_apply.py",
     "parallel/domain/rules": "parallel/domain/test_verify.py",

@@ -11,15 +11,21 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from credit_like.naming import counted
 from credit_like.nn.init import own_parameters
 from credit_like.nn.initial_values import reset_of
-from credit_like.parallel.domain.rules import tensors_of
-from credit_like.parallel.domain.verify import has_sizes, input_shape, unchanged, without_values
+from credit_like.parallel.trace import (
+    ForwardMode,
+    Operation,
+    has_sizes,
+    input_shape,
+    storage_of,
+    tensors_of,
+    without_values,
+)
 
 log = logging.getLogger(__name__)
 _SHOWN = 3
@@ -70,14 +76,11 @@ def _written(module: nn.Module) -> set[str]:
     return {leaf for leaf, p in parameters.items() if before[leaf] and p._version - before[leaf] != before[leaf]}
 
 
-class _Watch(TorchDispatchMode):
+class _Watch(ForwardMode):
     """One forward on the meta device, in the model's mode."""
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        self.names = {module: name for name, module in model.named_modules()}
-        self.stack: list[nn.Module] = []
+        super().__init__(model)
         self.texts: dict[str, None] = {}
         self.buffers: dict[int, str] = {}
 
@@ -85,12 +88,9 @@ class _Watch(TorchDispatchMode):
     def found(self) -> list[str]:
         """Return one text for each thing found; none where the model cannot be run without values."""
         blank = without_values(self.model)
-        self.buffers = {_storage(blank[name]): name for name, _ in self.model.named_buffers()}
-        dtype = next((p.dtype for p in self.model.parameters()), torch.float32)
-        x = torch.empty(input_shape(self.model), dtype=dtype, device="meta")
+        self.buffers = {storage_of(blank[name]): name for name, _ in self.model.named_buffers()}
         try:
-            with unchanged(self.model), self._hooks(), self:
-                torch.func.functional_call(self.model, blank, (x,), tie_weights=False)
+            self.computed(blank, self.blank_input(input_shape(self.model)))
         except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError) as error:
             log.debug("the model was not run without values: %s", error)
         return list(self.texts)
@@ -109,37 +109,24 @@ class _Watch(TorchDispatchMode):
                 handle.remove()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        schema = func._schema
-        values = {a.name: v for a, v in zip(schema.arguments, args, strict=False)} | (kwargs or {})
-        name = schema.name.removeprefix("aten::")
+        call = Operation.of(func, args, kwargs)
         # An instance norm is a batch norm of one sample that has the channels of all.
-        of_batch = "batch_norm" in name and len(values["input"]) > 1
-        if of_batch and (values.get("training") or values.get("train")):
+        of_batch = "batch_norm" in call.name and len(call.values["input"]) > 1
+        if of_batch and (call.values.get("training") or call.values.get("train")):
             self._note(
                 "takes mean and variance of the samples of one micro-batch; use nn.LayerNorm or credit_like.nn.norms.GroupNorm"
             )
         elif torch.Tag.nondeterministic_seeded in func.tags:
             self._note(
-                f"draws random numbers ({name.removesuffix('_')}), which differ on every rank; use credit_like.nn.dropout or "
+                f"draws random numbers ({call.name}), which differ on every rank; use credit_like.nn.dropout or "
                 "credit_like.nn.noise"
             )
-        elif not isinstance(self._module, _BatchNorm):
-            written = [
-                values.get(a.name) for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write
-            ]
-            for t in tensors_of(written):
-                if (buffer := self.buffers.get(_storage(t))) is not None:
+        elif not isinstance(self.module, _BatchNorm):
+            for t in tensors_of(call.written):
+                if (buffer := self.buffers.get(storage_of(t))) is not None:
                     self._note(f"changes its buffer {buffer} in the forward pass, on every rank from its own samples")
         return func(*args, **(kwargs or {}))
 
-    @property
-    def _module(self) -> nn.Module:
-        return self.stack[-1] if self.stack else self.model
-
     def _note(self, what: str) -> None:
-        name = self.names.get(self._module) or "the model"
-        self.texts[f"{name} ({type(self._module).__qualname__}) {what}"] = None
-
-
-def _storage(t: Tensor) -> int:
-    return t.untyped_storage()._cdata
+        name = self.names.get(self.module) or "the model"
+        self.texts[f"{name} ({type(self.module).__qualname__}) {what}"] = None

@@ -16,14 +16,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from credit_like.errors import UserError, own_line, reads_values, reason
 from credit_like.nn.layer import TensorSplit, tensor_split
 from credit_like.parallel.domain import rules
-from credit_like.parallel.domain.rules import Call, Mixes, Rows, tensors_of
-from credit_like.parallel.domain.verify import has_sizes, input_shape, unchanged, without_values
+from credit_like.parallel.domain.rules import Call, Mixes, Rows
 from credit_like.parallel.foreign import is_foreign
+from credit_like.parallel.trace import ForwardMode, Operation, has_sizes, input_shape, tensors_of, without_values
 
 _FEATURES = (
     (r"\bno rows\b", "no split features"),
@@ -89,17 +88,15 @@ def _blocks(model: nn.Module) -> dict[nn.Module, TensorSplit]:
     return {module: split for module in model.modules() if is_foreign(module) and (split := tensor_split(module))}
 
 
-class _Trace(TorchDispatchMode):
+class _Trace(ForwardMode):
     """One forward on the meta device, of the whole model, or with `part` of this rank's part, whose operations are only noted."""
 
     def __init__(
         self, model: nn.Module, blocks: dict[nn.Module, TensorSplit], degree: int, *, part: bool = False
     ) -> None:
-        super().__init__()
-        self.model, self.blocks, self.degree, self.part = model, blocks, degree, part
+        super().__init__(model)
+        self.blocks, self.degree, self.part = blocks, degree, part
         self.steps: list[Step] = []
-        self.names = {module: name for name, module in model.named_modules()}
-        self.stack: list[nn.Module] = []
         self.inside = 0
         # Tensors are referenced as long as the trace exists, because they are recognised by identity.
         self.split: dict[int, tuple[Tensor, Rows]] = {}
@@ -109,16 +106,13 @@ class _Trace(TorchDispatchMode):
     @torch.no_grad()
     def run(self) -> None:
         """Trace the forward. Raises UserError for an operation that is not proven."""
-        dtype = next((p.dtype for p in self.model.parameters()), torch.float32)
-        x = torch.empty(input_shape(self.model), dtype=dtype, device="meta")
         tensors = without_values(self.model)
         if self.part:
             # Split parameters have no values yet and stay; buffers may have.
             tensors = {name: blank for name, blank in tensors.items() if not self._value(name).is_meta}
         else:
             self.constant = {id(blank): blank for name, blank in tensors.items() if not self._value(name).requires_grad}
-        with unchanged(self.model), self._hooks(), self:
-            torch.func.functional_call(self.model, tensors, (x,), tie_weights=False)
+        self.computed(tensors, self.blank_input(input_shape(self.model)))
 
     def _value(self, name: str) -> Tensor:
         module, _, leaf = name.rpartition(".")
@@ -190,12 +184,8 @@ class _Trace(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if self.inside:
             return result
-        schema = func._schema
-        name = schema.name.removeprefix("aten::")
-        values = {**{a.name: v for a, v in zip(schema.arguments, args, strict=False)}, **(kwargs or {})}
-        values = {a.name: values.get(a.name, a.default_value) for a in schema.arguments}
-        written = any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
-        name = name.removesuffix("_") if written and not name.startswith("_") else name
+        operation = Operation.of(func, args, kwargs)
+        name, values = operation.name, operation.values
         if self.stack and name not in _OF_LAYOUT:
             numbers = tuple((key, value) for key, value in values.items() if isinstance(value, int | float))
             self.steps.append((self.stack[-1], name, numbers))
@@ -224,9 +214,8 @@ class _Trace(TorchDispatchMode):
             )
         if rule is None:
             raise self.error(f"calls {name} on {shapes}, which is not known to keep features apart")
-        call = Call(values, results, self._rows, lambda t: id(t) in self.uniform, lambda level: level)
         try:
-            found = list(rule(call))
+            found = list(rule(Call(values, results, self._rows, lambda t: id(t) in self.uniform, lambda level: level)))
         except Mixes as mixes:
             text = str(mixes)
             for pattern, word in _FEATURES:
@@ -242,9 +231,7 @@ class _Trace(TorchDispatchMode):
 
     def error(self, what: str) -> UserError:
         """Return the error of the block that is running."""
-        block = self.stack[-1] if self.stack else self.model
-        name = self.names.get(block) or "the model itself"
-        kind = f"{type(block).__module__}.{type(block).__qualname__}"
+        name, kind = self.described(self.module)
         return UserError(
             f"trainer.parallelism.tensor {self.degree}: {name} ({kind}) {what}. The ranks would not give the numbers of one: order "
             "the features so that each rank's are computed by themselves (of attention by head, then query, key and value), "

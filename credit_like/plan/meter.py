@@ -18,9 +18,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
-from credit_like.parallel.domain.rules import tensors_of
 from credit_like.parallel.observe import Message, kind_of, message, wraps_others
 from credit_like.parallel.shards import local
+from credit_like.parallel.trace import tensors_of
 from credit_like.plan.events import Free, Start, Trace, Wait
 from credit_like.plan.machine import Arithmetic, Piece
 from credit_like.plan.replay import Arguments, Replay

@@ -9,13 +9,15 @@ rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from credit_like.parallel.trace import tensors_of
 
 
 class Mixes(Exception):
@@ -71,17 +73,6 @@ class Call:
 
 Result = list[Rows | None]
 Rule = Callable[[Call], Result]
-
-
-def tensors_of(value: Any) -> list[Tensor]:
-    """Return the tensors in nested lists, tuples and mappings, as the arguments and results of operations have them."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        return [t for item in value for t in tensors_of(item)]
-    return []
 
 
 def _axes(value: Any, ndim: int) -> list[int]:

@@ -19,16 +19,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from credit_like import bands
 from credit_like.bands import Level
 from credit_like.errors import UserError, reads_values
 from credit_like.parallel.domain import rules
 from credit_like.parallel.domain.layer import DOMAIN_LAYERS, Sizes
-from credit_like.parallel.domain.rules import Call, Mixes, Rows, tensors_of
-
-BATCH = 2  # more than one, so that no dimension disappears by chance
+from credit_like.parallel.domain.rules import Call, Mixes, Rows
+from credit_like.parallel.trace import (
+    BATCH,
+    ForwardMode,
+    Operation,
+    input_shape,
+    storage_of,
+    tensors_of,
+    without_values,
+)
 
 
 @dataclass(frozen=True)
@@ -101,7 +107,7 @@ class _Uniform:
 _Known = Rows | _Uniform | None
 
 
-class _Trace(TorchDispatchMode):
+class _Trace(ForwardMode):
     """One forward on the meta device.
 
     It traces the rows of the whole image (or with axis 1 its columns), or with `heights` (level -> rows) a band, compared
@@ -111,10 +117,8 @@ class _Trace(TorchDispatchMode):
     def __init__(
         self, model: nn.Module, axis: int, heights: dict[int, int] | None = None, whole: _Trace | None = None
     ) -> None:
-        super().__init__()
-        self.model, self.axis, self.band, self.whole = model, axis, heights, whole
-        self.names = {module: name for name, module in model.named_modules()}
-        self.stack: list[nn.Module] = []
+        super().__init__(model)
+        self.axis, self.band, self.whole = axis, heights, whole
         self.inside = 0
         self.heights: dict[nn.Module, Sizes] = {}
         self.steps: list[_Step] = []
@@ -137,36 +141,24 @@ class _Trace(TorchDispatchMode):
         tensors = without_values(self.model)
         for value in tensors.values():
             self._know(value, None)
-        dtype = next((p.dtype for p in self.model.parameters()), torch.float32)
         band = [self.height(size) if at == dim else size for at, size in enumerate(shape)]
-        x = torch.empty(band, dtype=dtype, device="meta")
+        x = self.blank_input(band)
         self._know(x, Rows(dim, shape[dim]))
-        with unchanged(self.model), self._hooks():
-            if self.whole is None:
-                try:
-                    y = self._call(tensors, x)
-                except (RuntimeError, NotImplementedError) as error:
-                    if not reads_values(error):
-                        raise
-                    raise self._error(
-                        f"cannot be traced without values of tensors, which it reads ({error})"
-                    ) from error
-            else:
-                try:
-                    y = self._call(tensors, x)
-                except UserError:
-                    raise
-                except (RuntimeError, ValueError, IndexError, AssertionError) as error:
-                    raise self._error(
-                        f"fails on a band of {self.height(shape[dim])} of {shape[dim]} rows ({error})"
-                    ) from error
+        try:
+            y = self.computed(tensors, x)
+        except UserError:
+            raise
+        except (RuntimeError, ValueError, IndexError, AssertionError) as error:
+            if self.whole is not None:
+                raise self._error(
+                    f"fails on a band of {self.height(shape[dim])} of {shape[dim]} rows ({error})"
+                ) from error
+            if not (isinstance(error, RuntimeError) and reads_values(error)):
+                raise
+            raise self._error(f"cannot be traced without values of tensors, which it reads ({error})") from error
         self._check_output(y, tuple(band[3:]), Rows(dim, shape[dim]))
         if self.whole is not None and len(self.steps) < len(self.whole.steps):
             raise self._error(f"performs fewer operations on a band than on all {shape[dim]} rows")
-
-    def _call(self, tensors: dict[str, Tensor], x: Tensor) -> Any:
-        with self:
-            return torch.func.functional_call(self.model, tensors, (x,), tie_weights=False)
 
     def _check_output(self, y: Any, image: tuple[int, ...], rows: Rows) -> None:
         self.stack = []
@@ -259,12 +251,8 @@ class _Trace(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if self.inside:
             return _result(func, args, kwargs or {})
-        schema = func._schema
-        name = schema.name.removeprefix("aten::")
-        values = {**{a.name: v for a, v in zip(schema.arguments, args, strict=False)}, **(kwargs or {})}
-        values = {a.name: values.get(a.name, a.default_value) for a in schema.arguments}
-        written = [values[a.name] for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-        name = name.removesuffix("_") if written and not name.startswith("_") else name
+        operation = Operation.of(func, args, kwargs)
+        name, values, written = operation.name, operation.values, operation.written
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise self._error(
                 f"calls {name}: its random numbers would differ between layouts; use credit_like.nn.noise, or of dropout "
@@ -303,10 +291,10 @@ class _Trace(TorchDispatchMode):
             for t, k in zip(results, found, strict=True):
                 self._know(t, k)
                 if name in rules.FACTORIES:
-                    self.made[_storage(t)] = t
+                    self.made[storage_of(t)] = t
         loose = rows or pointwise or name in rules.KEEPS_UNIFORM or name in rules.FACTORIES
         if name not in rules.COPIES or not rows:
-            self._record(_step(self._module, name, values, tensors, known, results, found, loose=loose))
+            self._record(_step(self.module, name, values, tensors, known, results, found, loose=loose))
         return result
 
     def _expected(self) -> Rows | None:
@@ -328,7 +316,7 @@ class _Trace(TorchDispatchMode):
             if any(isinstance(k, Rows) for k in (*found, *(self._known(t, name) for t in written))):
                 raise self._error(f"calls {name}, which writes rows into another tensor")
             for t in written:
-                self.written.setdefault(_storage(t), False)
+                self.written.setdefault(storage_of(t), False)
             return
         (target,), (after,) = written, found
         before = self._known(target, name)
@@ -338,15 +326,15 @@ class _Trace(TorchDispatchMode):
         elif isinstance(after, Rows):
             self._adopt(name, target, after)
         else:
-            self.written.setdefault(_storage(target), False)
+            self.written.setdefault(storage_of(target), False)
             self._know(target, None)
 
     def _adopt(self, name: str, target: Tensor, rows: Rows) -> None:
         """Record that rows were written into a tensor made by a factory, or into a part of it that has whole rows."""
-        base = self.made.get(_storage(target))
+        base = self.made.get(storage_of(target))
         fits = (
             base is not None
-            and self.written.get(_storage(target)) is None
+            and self.written.get(storage_of(target)) is None
             and base.ndim == target.ndim
             and base.stride() == target.stride()
             and base.shape[rows.dim] == target.shape[rows.dim]
@@ -354,7 +342,7 @@ class _Trace(TorchDispatchMode):
         if not fits:
             raise self._error(f"calls {name} in place, which writes rows into a tensor without rows")
         assert base is not None
-        self.written[_storage(target)] = True
+        self.written[storage_of(target)] = True
         for t in (base, target):
             self._know(t, rows)
 
@@ -376,7 +364,7 @@ class _Trace(TorchDispatchMode):
                 )
             self._know(t, None)
         known = self.known[id(t)][1]
-        if not isinstance(known, Rows) and (has_rows := self.written.get(_storage(t))) is not None:
+        if not isinstance(known, Rows) and (has_rows := self.written.get(storage_of(t))) is not None:
             if has_rows:
                 raise self._error(f"calls {name} with a view that was taken before rows were written into its tensor")
             return None
@@ -406,15 +394,8 @@ class _Trace(TorchDispatchMode):
                 other.module,
             )
 
-    @property
-    def _module(self) -> nn.Module:
-        """Return the module whose forward is running."""
-        return self.stack[-1] if self.stack else self.model
-
     def _error(self, what: str, module: nn.Module | None = None) -> UserError:
-        module = module or self._module
-        name = self.names.get(module) or "the model itself"
-        kind = f"{type(module).__module__}.{type(module).__qualname__}"
+        name, kind = self.described(module or self.module)
         what = bands.of_axis(f"{what}. A band of rows would not give the numbers of the whole image", self.axis)
         return UserError(
             f"trainer.parallelism.domain: {name} ({kind}) {what}: use the layers of credit_like.nn there, write a domain "
@@ -458,65 +439,6 @@ def _form(value: Any) -> Any:
         found = tuple(_form(item) for item in value)
         return None if None in found else (type(value), found)
     return (type(value), value)
-
-
-def _storage(t: Tensor) -> int:
-    return t.untyped_storage()._cdata
-
-
-_SIZES = ("in_channels", "frames", "height", "width")
-
-
-def has_sizes(model: nn.Module) -> bool:
-    """Return whether a model has the attributes from which `input_shape` follows."""
-    return all(hasattr(model, key) for key in _SIZES)
-
-
-@contextmanager
-def unchanged(model: nn.Module) -> Iterator[None]:
-    """Give the modules the attributes back that they had: a forward may keep tensors in them, here tensors without values."""
-    modules = [vars(module) for module in model.modules()]
-    contained = [value for each in modules for value in each.values() if type(value) in (dict, list, set)]
-    before = [(each, each.copy()) for each in (*modules, *contained)]
-    try:
-        yield
-    finally:
-        for each, kept in before:
-            each.clear()
-            each.extend(kept) if isinstance(each, list) else each.update(kept)
-
-
-def without_values(model: nn.Module) -> dict[str, Tensor]:
-    """Return tensors without values for all parameters and buffers, by name, for `functional_call` with `tie_weights=False`.
-
-    A shared parameter has one tensor under the name of each place. A module that is registered several times has one name,
-    because `functional_call` would replace and restore its parameters several times, and leave tensors in their place.
-    """
-    blank: dict[Tensor, Tensor] = {}
-    tensors: dict[str, Tensor] = {}
-    for prefix, module in model.named_modules():
-        for leaf, value in (*module._parameters.items(), *module._buffers.items()):
-            if value is None:
-                continue
-            if value not in blank:
-                blank[value] = torch.empty(value.shape, dtype=value.dtype, device="meta")
-            tensors[f"{prefix}.{leaf}" if prefix else leaf] = blank[value]
-    return tensors
-
-
-def input_shape(model: nn.Module) -> tuple[int, int, int, int, int]:
-    """Return (batch, channels, frames, rows, columns) of an input.
-
-    Raises UserError for a model without attributes for its sizes.
-    """
-    missing = [key for key in _SIZES if not hasattr(model, key)]
-    if missing:
-        raise UserError(
-            f"{type(model).__name__}: expected attributes in_channels, frames, height and width for domain parallelism; "
-            f"it has no {', '.join(missing)}"
-        )
-    channels, frames, height, width = (int(getattr(model, key)) for key in _SIZES)
-    return BATCH, channels, frames, height, width
 
 
 def _shape(t: Tensor, known: _Known) -> tuple[int | None, ...]:
