@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from credit_like import cli
+
 DEMO = Path(__file__).parents[1] / "config" / "demo.yml"
 
 SHORT = (
@@ -27,6 +29,18 @@ BANDED_MODEL = (
     "padding_conf: {activate: true, mode: earth, pad_lat: [16, 16], pad_lon: [0, 0]}}"
 )
 """64 padded rows are 4 at the coarsest level: two bands of one window each."""
+
+
+def call(*arguments):
+    """Run a command; return its exit status."""
+    with pytest.raises(SystemExit) as end:
+        cli.main([str(argument) for argument in arguments])
+    return end.value.code
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return every file below a folder, by its path in it."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def representatives(values, *kept):

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from credit_like import cli
-from tests.experiments import DEMO
+from tests.experiments import DEMO, call
 
 COMMANDS = [
     "demo", "new", "check", "schema", "verify", "preprocess", "bench-data", "train", "rollout", "forecast", "evaluate",
@@ -33,12 +33,6 @@ def test_the_package_runs_as_a_module():
 def imported(done):
     """Names of the modules that `python -X importtime` saw."""
     return {line.rsplit("|", 1)[1].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
-
-
-def call(*arguments):
-    with pytest.raises(SystemExit) as end:
-        cli.main([str(argument) for argument in arguments])
-    return end.value.code
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from credit_like.lock import FileLock, Locked, RunLock
 from credit_like.parallel.runtime import Runtime
 from credit_like.schema import places
 from tests.checkpoint.test_manager import saved
+from tests.experiments import contents
 from tests.faults import tiny
 
 THEIRS = {
@@ -32,10 +33,6 @@ THEIRS = {
     ".statistics.nc.swp": b"",
     "statistics.txt": b"",
 }
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def write(folder: Path, files: dict[str, bytes]) -> None:

@@ -26,6 +26,7 @@ from credit_like.checkpoint.manager import Checkpoint, CheckpointManager, prune,
 from credit_like.errors import RunError, UserError
 from credit_like.parallel.runtime import Runtime
 from credit_like.schema.trainer import Parallelism
+from tests.experiments import contents
 
 
 def tensors(seed: int = 0) -> dict[str, torch.Tensor]:
@@ -392,10 +393,6 @@ def test_those_that_are_set_aside_are_named_apart(tmp_path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         ".damaged-step-2", ".damaged-step-2.1", ".damaged-step-2.2", "step-1",
     ]  # fmt: skip
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_a_run_whose_checkpoints_are_all_damaged_is_not_continued_from_nothing(tmp_path) -> None:

@@ -1,8 +1,5 @@
 """Two runs on one page: the same figures as the table, hostile text as text, and nothing asked of a network."""
 
-import json
-import re
-
 import numpy as np
 import pytest
 import xarray as xr
@@ -12,6 +9,7 @@ from credit_like.cli import main
 from credit_like.errors import UserError
 from credit_like.evaluation.compare_page import write_comparison
 from credit_like.evaluation.results import save_results
+from tests.evaluation.test_report import data_of
 from tests.test_runs import make_run
 from tests.test_terminal import scores
 
@@ -35,10 +33,6 @@ def pair(tmp_path):
         results = results.assign(initial_times=21).assign_coords(provenance=("source", ["x"] * 3))
         save_results(results, run / "evaluation")
     return runs
-
-
-def data_of(page):
-    return json.loads(re.search(r'id="data">(.*?)</script>', page.read_text(), re.S)[1])
 
 
 def test_the_page_holds_differences_curves_and_scores(pair, tmp_path):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
-import re
 
 import numpy as np
 import pytest
@@ -12,6 +10,7 @@ from world import make_context, make_data, make_experiment
 
 from credit_like.evaluation.evaluate import evaluate
 from credit_like.evaluation.report import MISSING, thin, write_report
+from tests.evaluation.test_report import data_of
 from tests.evaluation.test_thresholds import LEADS, METRICS, SECTION, ensemble
 
 MEMBERS = 14  # more than a page has stamps
@@ -35,10 +34,6 @@ def made(tmp_path_factory):
     results = evaluate(experiment, dataset, store, store, variables)
     page = write_report(folder / "report.html", results, dataset, store, variables)
     return page, results, dataset, variables, store
-
-
-def data_of(page):
-    return json.loads(re.search(r'id="data">(.*?)</script>', page.read_text(), re.S)[1])
 
 
 def test_the_page_holds_the_scores_of_events_and_ranks(made):

@@ -32,6 +32,7 @@ from credit_like.inference.paths import forecast_path
 from credit_like.inference.writers import _base, _netcdf, _zarr
 from credit_like.lock import Locked
 from credit_like.rollout import rollout
+from tests.experiments import contents
 
 ENSEMBLE = {"members": 3, "amplitude": {"u": 0.5, "sp": 0.2}}
 
@@ -49,10 +50,6 @@ def read(experiment):
     files = [xr.load_dataset(file) for file in sorted(path.glob("*.nc"))]
     dims = "forecast_reference_time" if "forecast_reference_time" in files[0].dims else "time"
     return xr.concat(files, dims, data_vars="all", coords="different", compat="equals", join="exact")
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
 @pytest.mark.parametrize("kind", ["zarr", "netcdf"])

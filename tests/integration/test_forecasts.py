@@ -19,7 +19,7 @@ from credit_like.inference.writers._zarr import ZarrWriter
 from credit_like.models import persistence
 from credit_like.parallel.domain.spatial import ChunkShare
 from credit_like.schema.load import dump_experiment, load_experiment
-from tests.experiments import BANDED_MODEL, DEMO, SHORT
+from tests.experiments import BANDED_MODEL, DEMO, SHORT, contents
 
 ROOT = Path(__file__).parents[2]
 TINY = [
@@ -43,10 +43,6 @@ def run(tmp_path_factory):
     del plain["inference"]["output"]  # tests choose their own
     (folder / "experiment.yml").write_text(yaml.safe_dump(plain))
     return folder / "experiment.yml"
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
 def _rollout(rank, file, overrides):

@@ -8,17 +8,11 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from credit_like import cli
 from credit_like.plan import advice
 from credit_like.plan.layouts import Candidate
 from credit_like.plan.machine import PRESETS
 from credit_like.plan.run import grid_of, simulate_all
-
-
-def call(*arguments):
-    with pytest.raises(SystemExit) as end:
-        cli.main([str(argument) for argument in arguments])
-    return end.value.code
+from tests.experiments import call
 
 
 @pytest.mark.parametrize(

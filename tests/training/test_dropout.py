@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from credit_like import build
-from credit_like import verify as kit
 from credit_like.nn.noise import NoiseKeys
 from credit_like.parallel.runtime import Runtime
 from credit_like.schema.load import load_experiment
 from tests.experiments import BANDED_MODEL, DEMO, FOUR_STEPS, SHORT
 from tests.training.continued import assert_same_when_continued
+from tests.training.layouts import SOME_AND_ALL, assert_exact
 
 TINY = [
     *SHORT,
@@ -57,23 +57,7 @@ def test_a_continued_run_is_bitwise_that_of_one_start(tmp_path):
     assert_same_when_continued(lambda folder: experiment_in(folder, NOISE), tmp_path)
 
 
-CASES = {case.name: case for case in kit.CASES}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "names",
-    [
-        ["DDP 2", "domain 2"],
-        pytest.param(
-            ["FSDP2 2", "tensor 2", "data 2 × domain 2", "domain 1 × 2", "domain 2 × 2"], marks=pytest.mark.long
-        ),
-    ],
-)
+@pytest.mark.parametrize("names", SOME_AND_ALL)
 def test_every_layout_is_exact(tmp_path, names):
-    """Outputs, losses, gradients and weights of three steps in fp64, against one process."""
-    rows = {row.name: row for row in kit.verify(experiment_in(tmp_path, NOISE), [CASES[name] for name in names])}
-    for name in names:
-        assert rows[name].ok, rows[name]
-        assert not rows[name].refused, rows[name]
-        assert set(rows[name].errors) == {"outputs", "loss", "gradients", "weights"}
+    assert_exact(experiment_in(tmp_path, NOISE), names)

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from credit_like import build
-from credit_like import verify as kit
 from credit_like.check import checked_experiment
 from credit_like.checkpoint.export import find, load_export
 from credit_like.errors import UserError
@@ -14,6 +13,7 @@ from credit_like.parallel.runtime import Runtime
 from credit_like.schema.load import load_experiment
 from tests.experiments import BANDED_MODEL, DEMO, FOUR_STEPS, SHORT
 from tests.training.continued import assert_same_when_continued
+from tests.training.layouts import assert_exact
 
 TINY = [
     *SHORT,
@@ -92,9 +92,6 @@ def test_what_does_not_fit_is_one_message(tmp_path, source, lora, message):
     assert not (tmp_path / "run").exists()
 
 
-CASES = {case.name: case for case in kit.CASES}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "names",
@@ -104,9 +101,4 @@ CASES = {case.name: case for case in kit.CASES}
     ],
 )
 def test_every_layout_is_exact(tmp_path, source, names):
-    """Outputs, losses, gradients and weights of three steps in fp64, against one process."""
-    rows = {row.name: row for row in kit.verify(experiment_in(tmp_path, source), [CASES[name] for name in names])}
-    for name in names:
-        assert rows[name].ok, rows[name]
-        assert not rows[name].refused, rows[name]
-        assert set(rows[name].errors) == {"outputs", "loss", "gradients", "weights"}
+    assert_exact(experiment_in(tmp_path, source), names)

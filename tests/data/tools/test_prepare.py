@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit_like import cli
 from credit_like.check import checked_experiment
 from credit_like.data.statistics import Statistics
 from credit_like.data.store import open_store
@@ -15,6 +14,7 @@ from credit_like.data.tools.prepare import times_read
 from credit_like.lock import FileLock
 from credit_like.schema.errors import ExperimentError
 from credit_like.variables import Variables
+from tests.experiments import call
 from tests.faults.test_race import held_by_another
 
 
@@ -35,12 +35,6 @@ def file(stored, dataset, tmp_path):
     path = tmp_path / "small.yml"
     path.write_text(json.dumps(experiment))
     return path
-
-
-def call(*arguments):
-    with pytest.raises(SystemExit) as end:
-        cli.main([str(argument) for argument in arguments])
-    return end.value.code
 
 
 def test_preprocess_writes_what_it_says(file, tmp_path, capsys):
