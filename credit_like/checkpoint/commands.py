@@ -16,7 +16,7 @@ from rich.table import Table
 from credit_like import nested
 from credit_like.checkpoint.errors import reading_metadata
 from credit_like.checkpoint.format import MANIFEST
-from credit_like.checkpoint.manager import Checkpoint, Rank, prune, steps
+from credit_like.checkpoint.manager import Checkpoint, Rank, best_step, prune, steps
 from credit_like.errors import RunError, UserError
 from credit_like.lock import RunLock
 from credit_like.terminal import fitted, folding_table, plain_console
@@ -60,7 +60,7 @@ def entries(save_loc: Path, verify: bool = False) -> list[Entry]:
                 found[step] = Entry(step, damage=f"damaged: {error}")
         except RunError as error:
             found[step] = Entry(step, damage=f"unreadable: {error}")
-    best = min(ranks, key=lambda step: (ranks[step], -step)) if ranks else None
+    best = best_step(ranks)
     return [replace(entry, best=step == best) for step, entry in found.items()]
 
 

@@ -37,7 +37,6 @@ from credit_like.nn.init import reset_buffers
 from credit_like.nn.lora import merged
 from credit_like.outputs import begins_with, check_own, replacing
 from credit_like.parallel.runtime import Runtime
-from credit_like.schema.origin import LoraConf
 from credit_like.small_files import require_regular
 
 _PURPOSE = "that steps the atmosphere forward by"
@@ -148,8 +147,7 @@ def full_weights(checkpoint: Checkpoint, weights: str = "ema") -> dict[str, Tens
         tensor = checkpoint.read(f"ema/{name}" if name in averaged else full_name)
         result[name] = tensor.float() if tensor.is_floating_point() else tensor
     with reading_metadata(checkpoint.folder):
-        lora = (checkpoint.meta["experiment"].get("start_from") or {}).get("lora")
-        scale = None if lora is None else LoraConf.model_validate(lora).scale
+        scale = checkpoint.lora_scale
     return result if scale is None else merged(result, scale)
 
 
@@ -335,8 +333,3 @@ def card(
         "",
     ]
     return "\n".join(lines)
-
-
-def identity(checkpoint: Checkpoint) -> str:
-    """Return a short identifier of a checkpoint, for the attributes of forecasts."""
-    return f"{checkpoint.meta['experiment']['name']} step {checkpoint.step} {checkpoint.meta['experiment_sha256'][:12]}"

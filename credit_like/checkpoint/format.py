@@ -77,6 +77,11 @@ class Piece:
     def box(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return self.offset, tuple(self.local.shape)
 
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """Return the box as an index of the whole tensor."""
+        return tuple(slice(start, start + size) for start, size in zip(*self.box, strict=True))
+
 
 def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None

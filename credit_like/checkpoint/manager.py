@@ -51,6 +51,7 @@ from credit_like.checkpoint.format import (
 from credit_like.errors import RunError, UserError
 from credit_like.outputs import sync
 from credit_like.parallel.runtime import Runtime
+from credit_like.schema.origin import LoraConf
 
 log = logging.getLogger(__name__)
 
@@ -111,6 +112,12 @@ class Checkpoint:
     def rank(self) -> Rank | None:
         """Return the place among the checkpoints with a score, the best of which is kept; None without a score."""
         return _rank(self.manifest)
+
+    @property
+    def lora_scale(self) -> float | None:
+        """Return the factor of the low-rank changes that the weights have; None without them."""
+        lora = (self.meta["experiment"].get("start_from") or {}).get("lora")
+        return None if lora is None else LoraConf.model_validate(lora).scale
 
     @property
     def bytes(self) -> int:
@@ -509,7 +516,7 @@ def prune(folder: Path, keep: int, saved: int | None = None) -> list[int]:
         if rank is not None:
             ranks[step] = rank
     removed += kept[keep:]
-    spared = {saved, min(ranks, key=lambda step: (ranks[step], -step)) if ranks else None}
+    spared = {saved, best_step(ranks)}
     removed = sorted(step for step in removed if step not in spared)
     for step in removed:
         _discard(folder / f"step-{step}")
@@ -522,6 +529,12 @@ def prune(folder: Path, keep: int, saved: int | None = None) -> list[int]:
 
 Rank = tuple[int, float]
 """Order of checkpoints with a score, the best first: newest phase, then lowest score."""
+
+
+def best_step(ranks: Mapping[int, Rank]) -> int | None:
+    """Return the step of the best checkpoint, of equal ones the last; None where none has a score."""
+    return min(ranks, key=lambda step: (ranks[step], -step), default=None)
+
 
 _ranks: dict[tuple[str, int, int, int], Rank | None] = {}
 """Rank by folder, inode, size and time of change of an intact manifest."""

@@ -43,7 +43,7 @@ from credit_like.nn import init, spectral_norm
 from credit_like.nn.linear import Lora
 from credit_like.parallel.runtime import Runtime
 from credit_like.parallel.unwrap import canonical_name, get_raw_model
-from credit_like.schema.origin import LoraConf, StartFrom
+from credit_like.schema.origin import StartFrom
 from credit_like.small_files import require_regular
 from credit_like.variables import ROLES, Variables
 
@@ -129,7 +129,6 @@ class Source:
         shapes = {name: tuple(checkpoint.manifest["tensors"][full]["shape"]) for name, full in names.items()}
         meta = checkpoint.meta
         experiment, normalisation = meta["experiment"], meta["normalisation"]
-        lora = (experiment.get("start_from") or {}).get("lora")
         return cls(
             checkpoint.folder,
             experiment["model"],
@@ -141,7 +140,7 @@ class Source:
             shapes,
             checkpoint,
             names,
-            None if lora is None else LoraConf.model_validate(lora).scale,
+            checkpoint.lora_scale,
         )
 
     @classmethod
@@ -179,7 +178,7 @@ class Source:
             return
         with safe_open(self.path, framework="pt") as file:
             for name, piece in pieces.items():
-                box = _slices(piece)
+                box = piece.slices
                 piece.local.copy_(file.get_slice(name)[box] if box else file.get_tensor(name))
 
     def read(self, name: str) -> Tensor:
@@ -223,10 +222,6 @@ def _functions(about: Mapping[str, Sequence[Any]]) -> tuple[Sequence[str], Seque
     """Return the names of a role's channels and their transforms, empty for none."""
     names = about["channels"]
     return names, about.get("transform") or [""] * len(names)
-
-
-def _slices(piece: Piece) -> tuple[slice, ...]:
-    return tuple(slice(o, o + n) for o, n in zip(piece.offset, piece.local.shape, strict=True))
 
 
 @dataclass(frozen=True)
@@ -458,7 +453,7 @@ def load(source: Source, plan: TransferPlan, model: nn.Module, seed: int) -> lis
             changes += _rescaled(whole, mapped, layer, norms[layer])
         for name, value in mapped.items():
             if pieces[name].local.numel():
-                pieces[name].local.copy_(value[_slices(pieces[name])])
+                pieces[name].local.copy_(value[pieces[name].slices])
     return changes
 
 
