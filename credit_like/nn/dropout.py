@@ -14,7 +14,7 @@ from torch import Tensor
 
 from credit_like.nn.layer import Layer
 from credit_like.nn.noise import GAMMA, absorb, mix
-from credit_like.nn.place import WHOLE, Place
+from credit_like.nn.place import WHOLE, Place, points
 
 FIRST_SITE = 256
 """The first number from which a model derives the keys of its layers. Smaller ones are the levels of `nn.noise.Noise`."""
@@ -50,9 +50,9 @@ def mask(
     """
     device = key_B.device
     groups = torch.arange(channels.start // 4, -(-channels.stop // 4), device=device)
-    rows_H, columns_W = (place.indices(size, device) for place, size in zip(places, shape, strict=True))
-    points_HW = rows_H[:, None] * (places[1].whole or shape[1]) + columns_W
-    bits = mix((absorb(key_B, site)[:, None, None, None] ^ ((points_HW[..., None] << 20) + groups)) * GAMMA)
+    bits = mix(
+        (absorb(key_B, site)[:, None, None, None] ^ ((points(places, shape, device)[..., None] << 20) + groups)) * GAMMA
+    )
     parts = torch.stack([(bits >> shift) & (_STEPS - 1) for shift in (0, 16, 32, 48)], -1).flatten(-2)
     first = channels.start % 4
     return (parts[..., first : first + len(channels)] >= _dropped(rate)).to(dtype)

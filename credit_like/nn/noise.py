@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from credit_like import ops
 from credit_like.nn.layer import Layer
-from credit_like.nn.place import WHOLE, Place
+from credit_like.nn.place import WHOLE, Place, points
 from credit_like.nn.precision import outside_autocast
 
 
@@ -63,9 +63,7 @@ def standard_normal(
     Each hash gives two numbers (Box and Muller, Ann. Math. Statist. 29, 610, 1958), from 32 bits each.
     """
     pairs, device = (channels + 1) // 2, key_B.device
-    rows_H, columns_W = (place.indices(size, device) for place, size in zip(places, shape, strict=True))
-    points_HW = rows_H[:, None] * (places[1].whole or shape[1]) + columns_W
-    counter = (points_HW[..., None] * pairs + torch.arange(pairs, device=device)).flatten()
+    counter = (points(places, shape, device)[..., None] * pairs + torch.arange(pairs, device=device)).flatten()
     # The key comes first: torch's compiler computes with bare positions in unbounded integers.
     bits = mix((key_B[:, None] ^ counter).mul_(GAMMA)).unflatten(1, (*shape, pairs))
     radius = (bits & 0xFFFFFFFF).to(dtype).add_(0.5).mul_(2.0**-32).log_().mul_(-2).sqrt_()

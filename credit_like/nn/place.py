@@ -29,3 +29,9 @@ class Place:
 
 WHOLE = (Place(), Place())
 """The places of an input that has all rows and all columns."""
+
+
+def points(places: tuple[Place, Place], shape: tuple[int, int], device: torch.device) -> Tensor:
+    """Return the numbers (H, W) of the input's points in the whole image, int64, for an input of this shape."""
+    rows_H, columns_W = (place.indices(size, device) for place, size in zip(places, shape, strict=True))
+    return rows_H[:, None] * (places[1].whole or shape[1]) + columns_W

@@ -54,9 +54,15 @@ def split_one(x_BHWC: Tensor, shape: Shape, dilated: bool) -> Tensor:
     return x.reshape(-1, heads, x.shape[4] * x.shape[5], dim_head)
 
 
-def join_windows(y_NhLd: Tensor, shape: Shape, dilated: bool) -> Tensor:
-    """Return (windows, heads, tokens, d) as (B, H, W, h d)."""
+def join_one(y_NhLd: Tensor, shape: Shape, dilated: bool) -> Tensor:
+    """Return (windows, heads, tokens, d) in the order (B, rows, rows, columns, columns, h, d) of the image."""
     batch, r0, r1, c0, c1, heads, dim_head = shape
     order = (0, 4, 1, 5, 2, 3, 6) if dilated else (0, 1, 4, 2, 5, 3, 6)
     sizes = (batch, r1, c1, heads, r0, c0, dim_head) if dilated else (batch, r0, c0, heads, r1, c1, dim_head)
-    return y_NhLd.reshape(sizes).permute(order).reshape(batch, r0 * r1, c0 * c1, heads * dim_head)
+    return y_NhLd.reshape(sizes).permute(order)
+
+
+def join_windows(y_NhLd: Tensor, shape: Shape, dilated: bool) -> Tensor:
+    """Return (windows, heads, tokens, d) as (B, H, W, h d)."""
+    batch, r0, r1, c0, c1, heads, dim_head = shape
+    return join_one(y_NhLd, shape, dilated).reshape(batch, r0 * r1, c0 * c1, heads * dim_head)

@@ -18,9 +18,9 @@ from credit_like.ops import protocols
 from credit_like.ops.cpu import matrix, policy
 from credit_like.ops.cpu.function import apply_function
 from credit_like.ops.windows import (
-    Shape,
     channels_first,
     channels_last,
+    join_one,
     join_windows,
     split_one,
     split_windows,
@@ -94,14 +94,6 @@ class _NormSilu(torch.autograd.Function):
 def norm_silu(x_BHWC: Tensor, norm: protocols.GroupNorm) -> Tensor:
     """Compute `ops.norm_silu`; backward saves only x and its statistics."""
     return apply_function(_NormSilu, x_BHWC, norm.weight, norm.bias, norm.groups, norm.eps)
-
-
-def _join_one(part_NhLd: Tensor, shape: Shape, dilated: bool, out: Tensor) -> None:
-    """Write q, k or v (windows, heads, tokens, d) into `out` (B, rows, rows, columns, columns, h, d)."""
-    batch, r0, r1, c0, c1, heads, dim_head = shape
-    sizes = (batch, r1, c1, heads, r0, c0, dim_head) if dilated else (batch, r0, c0, heads, r1, c1, dim_head)
-    order = (0, 4, 1, 5, 2, 3, 6) if dilated else (0, 1, 4, 2, 5, 3, 6)
-    out.copy_(part_NhLd.view(sizes).permute(order))
 
 
 def _probabilities(q: Tensor, k: Tensor, bias_LL: Tensor) -> Tensor:
@@ -181,16 +173,16 @@ class _AttentionBlock(torch.autograd.Function):
             del attended, d_out
             d_attended = split_one(d_attended, shape, dilated).reshape(flat)
             dqkv = x.new_empty(*shape[:6], 3, dim_head)
-            _join_one(torch.bmm(p.transpose(1, 2), d_attended), shape, dilated, dqkv[..., 2, :])
+            dqkv[..., 2, :].copy_(join_one(torch.bmm(p.transpose(1, 2), d_attended), shape, dilated))
             dp = torch.bmm(d_attended, v.reshape(flat).transpose(1, 2))
             ds = aten._softmax_backward_data.out(dp, p, -1, p.dtype, grad_input=dp)
             del p
             d_bias = ds.sum(0)
             scaled = {"beta": 0, "alpha": dim_head**-0.5}
             d_attended.baddbmm_(ds, k.reshape(flat), **scaled)
-            _join_one(d_attended, shape, dilated, dqkv[..., 0, :])
+            dqkv[..., 0, :].copy_(join_one(d_attended, shape, dilated))
             d_attended.baddbmm_(ds.transpose(1, 2), q.reshape(flat), **scaled)
-            _join_one(d_attended, shape, dilated, dqkv[..., 1, :])
+            dqkv[..., 1, :].copy_(join_one(d_attended, shape, dilated))
             del dp, ds, d_attended, q, k, v
             dqkv_NC = dqkv.view(-1, w_qkv.shape[0])
             dw_qkv = matrix.gradient(dqkv_NC, torch.native_layer_norm(x_NHWC, g.shape, g, b, eps)[0])

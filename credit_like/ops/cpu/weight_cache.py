@@ -1,6 +1,6 @@
 """Tensors that depend on weights alone, cached between forwards without gradients.
 
-The cache is an attribute of the layer and is deleted with it. A cached tensor is validated by comparing the weights
+What is cached for a layer is deleted with it. A cached tensor is validated by comparing the weights
 with a copy of those it was computed from, so no caller (optimiser, checkpoint, moving average) has to invalidate it.
 Version counters are not sufficient, because fused optimisers and `.data` do not increase them.
 """
