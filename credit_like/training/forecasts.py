@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -143,17 +144,16 @@ class ShortForecasts:
             sums[lead - 1] += (scores_BSC * counted_B[:, None, None]).sum(0)
 
 
+@dataclass
 class Allowance:
     """Limit of the time that short forecasts may take: the fraction `share` of the time of the run.
 
     `estimate` is their cost in seconds before they have run once; from then on it is what they took last.
     """
 
-    def __init__(self, share: float) -> None:
-        self.share, self.spent, self.cost = share, 0.0, None
-
-    spent: float
-    cost: float | None
+    share: float
+    spent: float = 0.0
+    cost: float | None = None
 
     def affords(self, trained: float, estimate: float) -> bool:
         """Return whether one more set of forecasts stays within the share of `trained` seconds of training."""
