@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from credit_like.data.statistics import Statistics
     from credit_like.data.store import FieldStore
+    from credit_like.grid import Grid
     from credit_like.variables import Variables
 
 Real = NDArray[np.float64]
@@ -119,6 +120,25 @@ def transforms(latitude: Real, weights: Real, highest: int) -> tuple[Real, Real]
     return fit, back
 
 
+def damped_transforms(config: Config, grid: Grid, winds: bool) -> tuple[Real, Real]:
+    """Return the maps (M, N, H) from rows to coefficients, and (M, H, N) from these, damped, back to rows.
+
+    Of `winds` the coefficients are those of their products with cos φ.
+    """
+    factor = np.cos(np.deg2rad(grid.latitude)) if winds else np.ones_like(grid.latitude)
+    highest = config.highest + winds
+    fit, back = transforms(grid.latitude, grid.latitude_weights(), highest)
+    back = back / factor[:, None]
+    if winds:
+        is_pole = np.abs(grid.latitude) == 90
+        back[:, is_pole] = winds_at_poles(grid.latitude[is_pole], highest)
+    n = np.arange(highest + 1)
+    ratio = n * (n + 1) / (config.highest * (config.highest + 1))
+    back = back * np.exp(-config.damping * ratio ** (config.order / 2))
+    waves = slice(config.highest + 1)  # derivatives of Y_n^m have the same m
+    return fit[waves] * factor, back[waves]
+
+
 def measure(
     config: Config,
     variables: Variables,
@@ -144,8 +164,7 @@ def build(config: Config, variables: Variables, store: FieldStore, statistics: S
     from credit_like.nn.area import identity
     from credit_like.physics._fix import Fix
 
-    where = find(config, variables)
-    grid = store.grid
+    where, grid = find(config, variables), store.grid
     check_mask(config, variables, statistics.mask(variables.outputs))
     rows = layout.get("rows", slice(None))
     reduce: Callable[[Tensor], Tensor] = layout.get("reduce", identity)
@@ -154,24 +173,12 @@ def build(config: Config, variables: Variables, store: FieldStore, statistics: S
     whole_rows: Callable[[Tensor], Tensor] = layout.get("whole_rows", identity)
     # The ranks that share rows compute the sums over these rows alike, and `reduce` adds up those of all ranks.
     copies: int = layout.get("column_ranks", 1)
-    cosine = np.cos(np.deg2rad(grid.latitude))
-    is_pole = np.abs(grid.latitude) == 90
-    kinds = [
-        (where[: len(config.variables)], np.ones_like(cosine), config.highest),
-        (where[len(config.variables) :], cosine, config.highest + 1),
-    ]
+    number = len(config.variables)
+    kinds = [(chosen, winds) for chosen, winds in ((where[:number], False), (where[number:], True)) if chosen]
     maps = torch.nn.Module()
-    for kind, (chosen, factor, highest) in enumerate(kinds):
-        highest = highest if chosen else 0
-        fit, back = transforms(grid.latitude, grid.latitude_weights(), highest)
-        back = back / factor[:, None]
-        if factor is cosine:
-            back[:, is_pole] = winds_at_poles(grid.latitude[is_pole], highest)
-        n = np.arange(highest + 1)
-        ratio = n * (n + 1) / (config.highest * (config.highest + 1))
-        back = back * np.exp(-config.damping * ratio ** (config.order / 2))
-        fit, back = fit[: config.highest + 1], back[: config.highest + 1]  # derivatives of Y_n^m have the same m
-        maps.register_buffer(f"fit_{kind}", torch.tensor((fit * factor)[:, :, rows]), persistent=False)
+    for kind, (_, winds) in enumerate(kinds):
+        fit, back = damped_transforms(config, grid, winds)
+        maps.register_buffer(f"fit_{kind}", torch.tensor(fit[:, :, rows]), persistent=False)
         maps.register_buffer(f"back_{kind}", torch.tensor(back[:, rows]), persistent=False)
 
     def filtered(part_BCHW: Tensor, fit_MNH: Tensor, back_MHN: Tensor) -> Tensor:
@@ -186,7 +193,7 @@ def build(config: Config, variables: Variables, store: FieldStore, statistics: S
 
     def correct(after_BCHW: Tensor, _before_BCHW: Tensor, _mean: Callable[[Tensor], Tensor]) -> Tensor:
         result = after_BCHW.clone()
-        for kind, (chosen, _, _) in enumerate(kinds):
+        for kind, (chosen, _) in enumerate(kinds):
             fit, back = maps.get_buffer(f"fit_{kind}"), maps.get_buffer(f"back_{kind}")
             for channels in chosen:
                 # In float64, because sums in float32 would lose digits of fields whose mean is large.
