@@ -196,7 +196,7 @@ def scan(paths: Sequence[str]) -> Data:
 
 def _expand(path: str) -> list[str]:
     """Return the stores or files of a path, template, glob or folder."""
-    if not is_url(path) and _is_folder_of_files(path):
+    if _is_folder_of_files(path):
         return [str(file) for file in sorted(Path(path).iterdir()) if file.suffix in _SUFFIXES]
     return find_files(path, {})
 
@@ -204,7 +204,7 @@ def _expand(path: str) -> list[str]:
 def _as_given(paths: Sequence[str], files: list[str]) -> list[str]:
     """Return the path, template or glob that stands for exactly these files, or the files."""
     for path in paths:
-        if not (_is_folder_of_files(path) and not is_url(path)) and sorted(_expand(path)) == sorted(files):
+        if not _is_folder_of_files(path) and sorted(_expand(path)) == sorted(files):
             return [path]
     return files
 

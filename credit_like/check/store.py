@@ -60,9 +60,9 @@ class Store:
 
     def text(self, seconds: int) -> str:
         """Return a time in seconds since 1970 as ISO text."""
-        from credit_like.data.times import from_seconds, to_text
+        from credit_like.data.times import one_time, to_text
 
-        return to_text(from_seconds(np.array([seconds]), self.calendar)[0])
+        return to_text(one_time(seconds, self.calendar))
 
     def inside(self, period: Period) -> NDArray[np.int64]:
         """Return the store's times in a period, in seconds since 1970."""

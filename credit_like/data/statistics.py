@@ -25,7 +25,7 @@ from credit_like import transforms
 from credit_like.data import units
 from credit_like.data.files import netcdf_files
 from credit_like.data.store import Fields, FieldStore
-from credit_like.data.times import from_seconds, parse, to_text
+from credit_like.data.times import parse, to_text
 from credit_like.errors import UserError, reading
 from credit_like.grid import turn
 from credit_like.naming import counted
@@ -591,7 +591,7 @@ def _provenance(store: FieldStore, data: DataSection) -> dict[str, Any]:
         "scanned_periods": "; ".join(_text_of(p) for p in (data.train, data.valid, data.test)),
         "timestep": str(data.timestep),
         "calendar": store.calendar,
-        "first_time": to_text(from_seconds(store.seconds[:1], store.calendar)[0]),
+        "first_time": store.start,
         "source": "; ".join(source.model_dump_json(exclude_defaults=True) for source in data.source),
         "history": f"{dt.datetime.now(dt.UTC):%Y-%m-%dT%H:%M:%SZ} credit_like {credit_like.__version__}",
     }

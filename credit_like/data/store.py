@@ -481,9 +481,13 @@ class FieldStore:
         name = variable.name if place.var == variable.name else f"{variable.name} ({place.var})"
         return f"cannot read {name}{at} from {source.where}: {type(error).__name__}: {error}"
 
-    def _dataset(self, source: int) -> xr.Dataset:
+    def _forget_parent(self) -> None:
+        """Forget what another process has opened, in a process that was forked from it or has unpickled the store."""
         if self._pid != os.getpid():
             self._datasets, self._pool, self._pid = {}, None, os.getpid()
+
+    def _dataset(self, source: int) -> xr.Dataset:
+        self._forget_parent()
         if source not in self._datasets:
             self._datasets[source] = self._unchanged(source, self._sources[source].open())
         return self._datasets[source]
@@ -504,8 +508,7 @@ class FieldStore:
         return any("://" in path for source in self._sources for path in source.paths)
 
     def _threads(self) -> ThreadPoolExecutor:
-        if self._pid != os.getpid():
-            self._datasets, self._pool, self._pid = {}, None, os.getpid()
+        self._forget_parent()
         if self._pool is None:
             self._pool = ThreadPoolExecutor(max_workers=8, thread_name_prefix="read")
         return self._pool

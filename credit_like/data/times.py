@@ -61,6 +61,11 @@ def from_seconds(values: NDArray[np.int64], calendar: str) -> Times:
     return np.asarray(cftime.num2date(values, "seconds since 1970-01-01", calendar=calendar), dtype=object)
 
 
+def one_time(second: int, calendar: str) -> Any:
+    """Return the time of a number of seconds."""
+    return from_seconds(np.array([second]), calendar)[0]
+
+
 def to_text(time: Any) -> str:
     """Format as `YYYY-MM-DDTHH:MM:SS`."""
     return str(time.astype("datetime64[s]")) if isinstance(time, np.datetime64) else time.strftime("%Y-%m-%dT%H:%M:%S")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType, ModuleType
 
 import numpy as np
@@ -25,6 +25,16 @@ VECTORS = {
     "wind_vector": ("u_component_of_wind", "v_component_of_wind"),
     "10m_wind_vector": ("10m_u_component_of_wind", "10m_v_component_of_wind"),
 }
+
+
+def vectors(names: Collection[str]) -> Iterator[tuple[str, str, str]]:
+    """Yield the name of each vector with those of its components, if both are among `names`."""
+    for vector, components in VECTORS.items():
+        for end in ("", PL):  # interpolated variables have the model's name, with an end of their own
+            there = {name.removesuffix(PL): name for name in names if name.endswith(PL) == bool(end)}
+            u, v = (there.get(find(component, there) or "") for component in components)
+            if u is not None and v is not None:
+                yield vector + end, u, v
 
 
 class Collected:
@@ -176,13 +186,9 @@ class Collected:
 
     def _add_vectors(self) -> None:
         """Add the squared errors of wind vectors where both components exist on the same levels."""
-        for vector, components, end in ((*item, end) for item in VECTORS.items() for end in ("", PL)):
-            # Interpolated variables have the model's name, with an end of their own.
-            names = {name.removesuffix(PL): name for name in self.levels if name.endswith(PL) == bool(end)}
-            u, v = (names.get(find(component, names) or "") for component in components)
-            if u is None or v is None or self.levels[u] != self.levels[v]:
+        for vector, u, v in vectors(list(self.levels)):
+            if self.levels[u] != self.levels[v]:
                 continue
-            vector += end
             self.levels[vector] = self.levels[u]
             for key in [key for key in self._scalar if key[0] == u and key[2] in ("mse", "rmse")]:
                 if (of_v := self._scalar.get((v, *key[1:]))) is not None:  # a baseline may have one component alone

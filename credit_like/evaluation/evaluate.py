@@ -22,13 +22,11 @@ from numpy.typing import NDArray
 
 from credit_like import registry
 from credit_like.data import times as calendar
-from credit_like.data.aliases import find
 from credit_like.data.store import FieldStore
 from credit_like.data.times import Times
-from credit_like.derive.fields import PL
 from credit_like.errors import RunError, UserError
 from credit_like.evaluation.climatology import Climatology, climatology_times, fit_climatology, load_climatology
-from credit_like.evaluation.collect import VECTORS, Collected
+from credit_like.evaluation.collect import Collected, vectors
 from credit_like.evaluation.derived import forecast_files, scored_variables
 from credit_like.evaluation.fields import Fields, Regions
 from credit_like.evaluation.frames import COLUMNS
@@ -324,13 +322,7 @@ def _describe(result: xr.Dataset, scored: Sequence[Variable], truth: FieldStore)
 def _wanted(variables: Sequence[Variable], truth: FieldStore) -> dict[str, Wanted]:
     """Return units and kind of levels of variables, and of the vectors of which they may be components."""
     wanted = {one.name: Wanted(truth.attrs(one).get("units", ""), bool(one.levels)) for one in variables}
-    for vector, components in VECTORS.items():
-        for end in ("", PL):  # interpolated variables have the model's name, with an end of their own
-            names = {name.removesuffix(PL): name for name in wanted if name.endswith(PL) == bool(end)}
-            found = [find(component, names) for component in components]
-            if found[0] is not None and None not in found:
-                wanted[vector + end] = wanted[names[found[0]]]
-    return wanted
+    return wanted | {vector: wanted[u] for vector, u, _ in vectors(wanted)}
 
 
 def _files(forecasts: Path | str | xr.Dataset, truth: FieldStore, what: str) -> ForecastFiles:
@@ -409,4 +401,4 @@ def _run(
 
 
 def _text(second: int, truth: FieldStore) -> str:
-    return calendar.to_text(calendar.from_seconds(np.array([second]), truth.calendar)[0])
+    return calendar.to_text(calendar.one_time(second, truth.calendar))

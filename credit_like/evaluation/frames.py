@@ -25,7 +25,7 @@ def scores_frame(results: xr.Dataset) -> pd.DataFrame:
     for name, array in results.data_vars.items():
         if "metric" not in array.dims:
             continue
-        array = array.drop_vars([c for c in array.coords if c not in array.dims])
+        array = array.reset_coords(drop=True)
         part = array.to_series().rename("value").dropna().reset_index()
         part["variable"] = str(name)
         part["units"] = str(array.attrs.get("units", ""))
@@ -55,7 +55,7 @@ def by_init_frame(results: xr.Dataset, source: str, metric: str, region: str) ->
     parts = []
     for name in [str(name) for name in results.data_vars if str(name).endswith(BY_INIT)]:
         array = results[name].sel(source=source, region=region, statistic=statistics)
-        part = array.drop_vars([c for c in array.coords if c not in array.dims]).to_series().rename("value")
+        part = array.reset_coords(drop=True).to_series().rename("value")
         variable = name.removesuffix(BY_INIT)
         units = str(results[variable].attrs.get("units", ""))
         parts.append(part.dropna().reset_index().assign(variable=variable, units=units))

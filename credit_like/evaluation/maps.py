@@ -67,8 +67,7 @@ def plot_maps(
             name += f" {shown}"
             suffix = f"_{shown.replace(' ', '')}" if choice.level is not None else ""
         if choice.init is not None:
-            (start,) = calendar.from_seconds(np.array([second]), truth.calendar)
-            suffix += f"_{calendar.compact(start)}"
+            suffix += f"_{calendar.compact(calendar.one_time(second, truth.calendar))}"
         suffix += f"_{leads[0] / 3600:g}h" if choice.lead_seconds is not None else ""
         suffix += f"_{style.projection}" if style.projection is not None else ""
         units = str(truth.attrs(variable).get("units", ""))
@@ -142,5 +141,5 @@ def _level(variable: Variable, positions: Sequence[int], wanted: float | None, u
 
 def _time_text(second: int, of: str) -> str:
     """Return `2000-10-02 06 UTC`, with minutes only where there are some."""
-    date, _, clock = calendar.to_text(calendar.from_seconds(np.array([second]), of)[0]).partition("T")
+    date, _, clock = calendar.to_text(calendar.one_time(second, of)).partition("T")
     return f"{date} {clock[:2] if clock.endswith(':00:00') else clock[:5]} UTC"

@@ -217,10 +217,9 @@ def describe_maps(files: ForecastFiles, truth: FieldStore, variables: Variables)
     for variable in shown:
         levels = thinned.of(files.levels_of(variable))
         entries += _entries(variable, levels, files, Truth(truth), second, leads, (rows, columns))
-    start = calendar.from_seconds(np.array([second]), truth.calendar)[0]
     valid = calendar.from_seconds(second + np.array(leads, np.int64), truth.calendar)
     return {
-        "init": calendar.to_text(start),
+        "init": calendar.to_text(calendar.one_time(second, truth.calendar)),
         "valid": [calendar.to_text(time) for time in valid],
         "leads": [lead / 3600 for lead in leads],
         "members": files.members,

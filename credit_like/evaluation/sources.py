@@ -206,7 +206,7 @@ class ForecastFiles:
         if "number" not in array.dims:
             array = array.expand_dims("number")
         dims = ("number", "prediction_timedelta", "level", "latitude", "longitude")
-        start = calendar.to_text(calendar.from_seconds(np.array([init]), self.calendar)[0])
+        start = calendar.to_text(calendar.one_time(init, self.calendar))
         with (
             self._lock,
             reading(

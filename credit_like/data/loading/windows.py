@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from credit_like.data.loading.arena import Allocate, plain
 from credit_like.data.store import Fields, FieldStore
-from credit_like.data.times import from_seconds, to_text
+from credit_like.data.times import one_time, to_text
 from credit_like.errors import UserError
 from credit_like.schema.data import Periods
 from credit_like.state import Sample
@@ -101,7 +101,7 @@ class Windows(Dataset[Sample]):
                 if self.has_data is not None:
                     bad &= self.has_data[c]
                 if bad.all() if self.has_data is None else bad.any():
-                    time = to_text(from_seconds(self.store.time_seconds([int(position)]), self.store.calendar)[0])
+                    time = to_text(one_time(self.store.time_seconds([position])[0], self.store.calendar))
                     raise UserError(
                         f"expected data of {channel} at {time}, got {bad.sum()} missing of {bad.size} points; the data "
                         "have changed since the statistics were fitted: fit them again with `credit-like preprocess`, or undo "
