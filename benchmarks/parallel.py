@@ -95,7 +95,7 @@ class Training:
         import torch
 
         from credit_like.models import wxformer
-        from credit_like.parallel.apply import get_domain_rows, materialise, parallelise
+        from credit_like.parallel.apply import materialise, own_part, parallelise
         from credit_like.parallel.runtime import Runtime
         from credit_like.parallel.unwrap import get_raw_model
         from credit_like.schema.trainer import TrainerSection
@@ -115,7 +115,7 @@ class Training:
         self.model = materialise(parallelise(model, section, self.runtime), self.runtime, seed=0)
         self.parameters = dict(get_raw_model(self.model).named_parameters())
         self.optimizer = adamw.build(adamw.Config(), self.parameters)
-        rows = get_domain_rows(self.model, HEIGHT)
+        rows, _, _ = own_part(self.model, HEIGHT)
         generator = torch.Generator().manual_seed(self.runtime.dp_rank)
         shape = (SAMPLES // layout.dp, CHANNELS, 1, HEIGHT, width)
         self.x, self.target = (torch.randn(shape, generator=generator)[..., rows, :].clone() for _ in range(2))

@@ -192,9 +192,3 @@ def own_part(model: nn.Module, height: int) -> tuple[slice, slice, Callable[[Ten
     if manager is None:
         return slice(0, height), slice(None), identity
     return manager.rows, manager.columns, manager.whole_rows
-
-
-def get_domain_rows(model: nn.Module, height: int) -> slice:
-    """Return this rank's rows of an image of `height` rows: all of them without domain parallelism."""
-    manager = get_domain_manager(model)
-    return slice(0, height) if manager is None else slice(*manager.own(height))

@@ -376,9 +376,9 @@ def _half(rank, tiny, layout, reference):
         model = tiny.blank()
     model = materialise(parallelise(model, section, runtime), runtime, 7)
     from credit_like.nn import spectral_norm
-    from credit_like.parallel.apply import get_domain_rows
+    from credit_like.parallel.apply import own_part
 
-    rows = get_domain_rows(model, tiny.height)
+    rows, _, _ = own_part(model, tiny.height)
     spectral_norm.before_step(model)
     x, target = tiny.batch(2, torch.float32)
     share = slice(runtime.dp_rank, runtime.dp_rank + 1) if data == 2 else slice(None)
