@@ -46,6 +46,7 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key, such as trainer.epochs=2; may be repeated."),
 ]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 _INTERRUPTED = 130
 _ON_RANKS = ("train", "rollout", "evaluate", "bench")
@@ -228,7 +229,7 @@ def check(
     file: File,
     set_: Set = None,
     world_size: Annotated[int | None, typer.Option(min=1, help="Check the layout for this many processes.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    json: Json = False,
 ) -> None:
     """Check an experiment and its data.
 
@@ -328,7 +329,7 @@ def bench_data(
     workers: Annotated[int | None, typer.Option(min=0, help="Loader processes; default: the experiment's.")] = None,
     samples: Annotated[int, typer.Option(min=1, help="Samples per repeat.")] = 50,
     repeats: Annotated[int, typer.Option(min=1, help="Repeats of loader and bare loop; medians are shown.")] = 3,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    json: Json = False,
 ) -> None:
     """Measure the speed of data loading.
 
@@ -510,7 +511,7 @@ def plan(
     reserve: Annotated[float | None, typer.Option(help="Fraction of memory taken by driver and libraries.")] = None,
     grid: Annotated[str | None, typer.Option(metavar="ROWSxCOLUMNS", help="Plan without data, on this grid.")] = None,
     processes: Annotated[int | None, typer.Option(min=1, help="Parallel simulations; default: all cores.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    json: Json = False,
     plot: Annotated[Path | None, typer.Option(metavar="PNG", help="Plot memory against ranks.")] = None,
 ) -> None:
     """Estimate memory and time of every layout of N GPUs.
@@ -682,7 +683,7 @@ def cancel(
 def checkpoints(
     save_loc: SaveLoc,
     verify: Annotated[bool, typer.Option("--verify", help="Read every byte and compare checksums.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    json: Json = False,
     prune: Annotated[int | None, typer.Option(min=1, metavar="N", help="Keep the newest N and the best.")] = None,
     diff: Annotated[
         tuple[int, int] | None, typer.Option(metavar="A B", help="Print the differences between steps A and B.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,9 +17,6 @@ from credit_like.schema.checks import SPLITS, specs
 from credit_like.schema.data import Period
 from credit_like.schema.errors import Path
 from credit_like.schema.phases import phases, written_at
-
-if TYPE_CHECKING:
-    pass
 
 
 def _circle_findings(store: Store) -> Iterator[Finding]:

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path as FilePath
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +18,6 @@ from credit_like.schema.checks import specs
 from credit_like.schema.errors import Path
 from credit_like.schema.places import has_checkpoints
 from credit_like.variables import ROLES, Variable
-
-if TYPE_CHECKING:
-    pass
-
 
 _SAMPLED = 20
 """Number of times that are read before a point is assumed to never have data; one suffices if no point is missing in it."""
