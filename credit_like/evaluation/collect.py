@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType, ModuleType
 
 import numpy as np
@@ -13,8 +14,9 @@ from numpy.typing import NDArray
 from credit_like.data.aliases import find
 from credit_like.data.times import Times, for_xarray
 from credit_like.derive.fields import PL
+from credit_like.errors import UserError
 from credit_like.evaluation.bootstrap import bounds, finished
-from credit_like.evaluation.metrics import extra
+from credit_like.evaluation.metrics import extra, score
 from credit_like.variables import Variable
 
 Array = NDArray[np.float64]
@@ -78,6 +80,12 @@ class Collected:
                 self._scalar.setdefault(key, np.full((len(self.inits), *shape), np.nan))[init, where] = values
             else:
                 valid = np.isfinite(values)
+                if (known := self._sum.get(key)) is not None and known.shape != shape:
+                    raise UserError(
+                        f"evaluation.metrics: {metric} in {self.metrics[metric].__file__}: expected as many values of "
+                        f"{', '.join(extra(self.metrics[metric]))} at every time, got {shape[3:]} after {known.shape[3:]}; change "
+                        "the statistics"
+                    )
                 self._sum.setdefault(key, np.zeros(shape))[where] += np.where(valid, values, 0)
                 self._count.setdefault(key, np.zeros(shape))[where] += valid
 
@@ -121,7 +129,7 @@ class Collected:
         result = []
         for name in names:
             found = {key[3]: values for key, values in self._scalar.items() if key[:3] == (variable, source, name)}
-            finish = self.metrics[name].finish
+            finish = partial(score, name, self.metrics[name])
             result.append(finished(found, finish) if found else np.full(shape, np.nan))
             if samples:
                 result.extend(bounds(found, finish, samples, seed) if found else [np.full(shape, np.nan)] * 2)
@@ -159,7 +167,7 @@ class Collected:
                 for key in keys
             }
             if means:
-                found[source] = np.moveaxis(self.metrics[metric].finish(means), 2, 0)
+                found[source] = np.moveaxis(score(metric, self.metrics[metric], means), 2, 0)
         if not found:
             return None
         # Sources with fewer members have fewer ranks.

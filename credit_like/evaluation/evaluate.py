@@ -32,7 +32,7 @@ from credit_like.evaluation.fields import Fields, Regions
 from credit_like.evaluation.frames import COLUMNS
 from credit_like.evaluation.gaps import Gaps
 from credit_like.evaluation.html_page import REPORT_MARK
-from credit_like.evaluation.metrics import needs
+from credit_like.evaluation.metrics import needs, of_others, refuse_memory, statistics
 from credit_like.evaluation.needs import check_metrics, possible_metrics
 from credit_like.evaluation.precipitation import dry_limit, is_precipitation, seeps_thresholds
 from credit_like.evaluation.results import Wanted, evaluation_folder, is_results, open_results, read_results
@@ -108,13 +108,15 @@ class Scorer:
                 continue
             rain = self.thresholds.get(block.variable.name), self.dry.get(block.variable.name, np.nan)
             events = self.events.get(block.variable.name)
-            fields = Fields(forecast, truth, mean, self.regions, store.grid, *rain, events)
+            fields = Fields(forecast, truth, mean, self.regions, store.grid, *rain, events).lock()
             if isinstance(source, ForecastFiles):
                 lost = 1 - np.isfinite(forecast).all(0).mean((1, 2, 3))
                 gaps[name] = np.where(np.isin(block.leads, source.leads), lost, np.nan)
             for metric, module in self.metrics.items():
                 if _applies(module, fields):
-                    for statistic, values in module.per_time(fields).items():
+                    if block.init == block.first_lead == 0 and name == MODEL and of_others(module):
+                        refuse_memory(metric, module, fields)
+                    for statistic, values in statistics(metric, module, fields).items():
                         result[name, metric, statistic] = values
         return BlockScores(result, gaps)
 

@@ -6,8 +6,9 @@ Axes: M members, L leads, K levels (1 at the surface), H latitude rows, W longit
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +59,7 @@ class Regions:
         self.names = list(masks)
         self.weights = grid.latitude_weights()[:, None] * np.stack(list(masks.values()))
         self._flat = self.weights.reshape(len(masks), -1).T
+        self.weights = _locked(self.weights)
 
     def mean(self, x: Array) -> Array:
         """Reduce (…, H, W) to (…, R): weighted means over the points with data, NaN if a region has none."""
@@ -97,10 +99,25 @@ class Fields:
             self.forecast = np.where(self.valid, self.forecast, np.nan)
             self.truth = np.where(self.valid, self.truth, np.nan)
 
+    def lock(self) -> Fields:
+        """Return itself, with arrays that cannot be written to, because all metrics and sources of forecasts share them."""
+        self.forecast, self.truth, self.valid = map(_locked, (self.forecast, self.truth, self.valid))
+        self.climatology = None if self.climatology is None else _locked(self.climatology)
+        self.events = None if self.events is None else _locked(self.events)
+        if self.thresholds is not None:
+            self.thresholds = _locked(self.thresholds[0]), _locked(self.thresholds[1])
+        return self
+
+    def at_lead(self, lead: int) -> Fields:
+        """Return the fields at one of the leads, by its position."""
+        one = slice(lead, lead + 1)
+        climatology = None if self.climatology is None else self.climatology[one]
+        return replace(self, forecast=self.forecast[:, one], truth=self.truth[one], climatology=climatology).lock()
+
     @cached_property
     def ensemble_mean(self) -> Array:
         """Return (L, K, H, W): the mean over members, which is the forecast itself if there is one member."""
-        return np.asarray(self.forecast.mean(0))
+        return _locked(self.forecast.mean(0))
 
     @property
     def n_events(self) -> int:
@@ -120,3 +137,10 @@ class Fields:
     def mean(self, x: Array) -> Array:
         """Reduce (…, H, W) to (…, R), the means over the regions."""
         return self.regions.mean(x)
+
+
+def _locked(array: NDArray[Any]) -> NDArray[Any]:
+    """Return a view of an array that cannot be written to."""
+    view = array.view()
+    view.flags.writeable = False
+    return view

@@ -11,7 +11,7 @@ from credit_like.data.sources._conventions import PERIOD
 from credit_like.data.store import FieldStore, StoreError, open_store
 from credit_like.derive.fields import Derivation, scored_derivation
 from credit_like.errors import UserError
-from credit_like.evaluation.metrics import needs
+from credit_like.evaluation.metrics import needs, needs_problem
 from credit_like.grid import Grid
 from credit_like.registry import did_you_mean
 from credit_like.schema.data import DataSection, Role
@@ -25,12 +25,12 @@ _LOG = logging.getLogger(__name__)
 def check_metrics(
     metrics: Mapping[str, ModuleType], members: int, rainy: Sequence[str], thresholds: Thresholds, scored: Sequence[str]
 ) -> None:
-    """Raise UserError for metrics that need an ensemble, thresholds or precipitation if there are none.
+    """Raise UserError for metrics that need an ensemble, thresholds or precipitation if there are none, or something unknown.
 
     `rainy`: the variables that are precipitation; `scored`: all variables that are scored. One line names all metrics
     with the same problem. Raises UserError for a threshold of a variable that is not scored as well.
     """
-    problems = []
+    problems = [f"evaluation.metrics: {problem}" for problem in map(needs_problem, metrics.values()) if problem]
     alone = [name for name, module in metrics.items() if needs(module) & {"members", "ensemble"}]
     if alone and members < 2:
         problems.append(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from credit_like import registry
 from credit_like.data import units
 from credit_like.errors import UserError
+from credit_like.evaluation.metrics import score
 
 Array = NDArray[np.float64]
 Finish = Callable[[dict[str, Array]], Array]
@@ -88,7 +90,7 @@ def score_differences(first: pd.DataFrame, second: pd.DataFrame, plugins: Sequen
     for row in pairs[["variable", "units_first", "units_second"]].drop_duplicates().itertuples(index=False):
         refuse_other_units(*map(str, row))
     with registry.searching(plugins):
-        finishes = {name: registry.module("metric", name).finish for name in pairs["metric"].unique()}
+        finishes = {name: partial(score, name, registry.module("metric", name)) for name in pairs["metric"].unique()}
     rows = []
     for key, group in pairs.groupby(KEYS, dropna=False, sort=False):
         names = group["statistic"].unique()
