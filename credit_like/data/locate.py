@@ -315,7 +315,7 @@ class OtherLevel(UserError):
         got, cure = (", ".join(f"{level:g}" for level in values) for values in (absent, near))
         # Neighbours that are far, or the same for two levels, are no guess at what was meant.
         close = len(set(near)) == len(near) and all(
-            0.5 < level / one < 2 for level, one in zip(near, absent, strict=True)
+            one != 0 and 0.5 < level / one < 2 for level, one in zip(near, absent, strict=True)
         )
         self.got = f"in {where} ({known}), got {got}" + (
             f"; did you mean {cure}?{line}" if line or close else "; change it"

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from credit_like.data.files import netcdf_files
 from credit_like.data.files.chunks import ChunkedArray
+from credit_like.data.locate import OtherLevel
 from credit_like.data.statistics import fit_statistics
 from credit_like.data.store import ReadError, StoreError, open_store
 from credit_like.schema.data import Period
@@ -655,3 +656,9 @@ def test_opening_needs_no_torch():
 
     code = "import sys, credit_like.data.store, credit_like.data.statistics; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_level_of_zero_that_is_absent_is_no_division(recwarn):
+    message = str(OtherLevel("u", "a.nc", np.array([1.0, 2.0]), [0.0]))
+    assert message == "expected levels of u in a.nc (1, 2), got 0; change it"
+    assert not recwarn.list
