@@ -34,14 +34,15 @@ def refuse_unshareable(
     """Raise UserError for a loss that gives other numbers in parts, or when it is called again. No communication.
 
     Each loss of a sum is tried by itself, on random errors of 2 samples and 4 rows of the grid (height, width), or on all rows
-    if it needs these and they are not shared.
+    if it needs these and they are not shared. A loss of a sum must not write to the errors, which the next one gets.
     """
-    if not (shared.samples or shared.rows or shared.columns):
+    terms = summands(config)
+    if len(terms) == 1 and not (shared.samples or shared.rows or shared.columns):
         return
-    for each in summands(config):
+    for each in terms:
         few = min(_ROWS, grid[0])
         try:
-            _try(each, channels, (few, grid[1]), members, shared, device)
+            _try(each, channels, (few, grid[1]), members, shared, device, len(terms) > 1)
         except UserError:
             raise
         except (RuntimeError, ValueError, IndexError) as error:
@@ -50,12 +51,18 @@ def refuse_unshareable(
                     f"{_expected(each, 'works on bands of rows', 'trainer.parallelism.domain')}, got {own_line(error)} for {few} "
                     f"of {grid[0]} rows: {reason(error)}; change that file, or set domain to 1"
                 ) from error
-            _try(each, channels, grid, members, shared, device)
+            _try(each, channels, grid, members, shared, device, len(terms) > 1)
 
 
 @torch.no_grad()
 def _try(
-    config: LossConfig, channels: int, grid: tuple[int, int], members: int, shared: Shared, device: torch.device
+    config: LossConfig,
+    channels: int,
+    grid: tuple[int, int],
+    members: int,
+    shared: Shared,
+    device: torch.device,
+    in_sum: bool,
 ) -> None:
     """Compare the values of a loss with those of parts."""
     generator = torch.Generator().manual_seed(0)
@@ -71,10 +78,15 @@ def _try(
     target = numbers(_SAMPLES)
 
     def values(samples: slice = slice(None), rows: slice = slice(None), columns: slice = slice(None)) -> Tensor:
-        part = error[samples, ..., rows, columns]
-        if of_members:
-            return member_values(config, part, ())
-        return loss_values(config, part, target[samples, ..., rows, columns])
+        # A training computes its errors anew for each call.
+        given = [x[samples, ..., rows, columns].clone() for x in (error, target)]
+        result = member_values(config, given[0], ()) if of_members else loss_values(config, *given)
+        if in_sum and any(x._version for x in given):
+            raise UserError(
+                f"{_expected(config, 'leaves the errors and the target as they are', 'the other losses of a sum')}, got one that "
+                "writes to them; use no operation in place, such as `clamp_` or `-=`, or copy them first"
+            )
+        return result
 
     def differs(parts: list[Tensor], dim: int) -> bool:
         other = torch.cat(parts, dim)
@@ -83,6 +95,8 @@ def _try(
         return not torch.allclose(other, whole, rtol=0, atol=_TOLERANCE * float(size), equal_nan=True)
 
     whole = values()
+    if not (shared.samples or shared.rows or shared.columns):
+        return
     if differs([values()], 0):
         raise UserError(
             f"{_expected(config, 'gives the same values for the same errors', 'other ranks and restarts')}, got others when it was "
