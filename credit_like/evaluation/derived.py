@@ -81,8 +81,8 @@ class DerivedStore(FieldStore):
         if variable.name in self.direct:
             return super().read([self.direct[variable.name]], times, rows)
         first, last, _ = rows.indices(self.grid.height)
-        # Read one more row on each side where there is one, because derivatives need the neighbouring rows.
-        around = slice(max(0, first - 1), min(self.grid.height, last + 1))
+        # Derivatives need a neighbouring row on each side, and a pole of a sector those of its neighbour.
+        around = slice(max(0, first - 2), min(self.grid.height, last + 2))
         grid = Grid(self.grid.latitude[around], self.grid.longitude)
         inputs = self.derivation.inputs(variable.name)
         shape = (len(times), len(variable), last - first, self.grid.width)

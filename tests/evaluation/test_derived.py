@@ -204,6 +204,22 @@ def test_rows_of_the_truth_are_those_of_the_whole(world, tmp_path):
         np.testing.assert_array_equal(np.concatenate(parts, 2), whole, err_msg=variable.name)
 
 
+@pytest.mark.parametrize(
+    ("north", "south", "east"), [(80, -80, 360), (90, 20, 60)], ids=["without poles", "a sector with a pole"]
+)
+def test_so_are_single_rows_of_other_grids(world, tmp_path, north, south, east):
+    (tmp_path / "levels.yml").write_bytes((world / "levels.yml").read_bytes())
+    with xr.open_dataset(world / "data.nc") as data:
+        latitude = np.linspace(north, south, data.sizes["latitude"])
+        longitude = np.arange(data.sizes["longitude"]) * east / data.sizes["longitude"]
+        data.assign_coords(latitude=latitude, longitude=longitude).to_netcdf(tmp_path / "data.nc")
+    experiment = make_experiment(tmp_path, tmp_path, evaluation={"derive": everything(tmp_path)})
+    truth = open_truth(experiment, open_store(experiment.data, Variables(experiment.data)))
+    for variable in truth.derivation.outputs:
+        rows = [truth.read([variable], [0], slice(row, row + 1)) for row in range(truth.grid.height)]
+        np.testing.assert_array_equal(np.concatenate(rows, 2), truth.read([variable], [0]), err_msg=variable.name)
+
+
 @pytest.mark.parametrize("section", ["inference", "evaluation"])
 def test_check_names_what_is_missing(world, tmp_path, section):
     sections = {"inference": INFERENCE, "evaluation": {}}
