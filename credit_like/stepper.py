@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from credit_like.data.statistics import Statistics
+from credit_like.errors import UserError
 from credit_like.nn.area import identity
 from credit_like.nn.noise import NoiseKeys
 from credit_like.state import Sample, State
@@ -134,7 +135,16 @@ class Stepper(nn.Module):
         after = self._denormalised(state, y_BCTHW)
         for fix in self.active:
             more = (forcing_BCHW,) if getattr(fix, "needs_forcing", False) else ()
-            after = fix(after, state.now, *more)
+            # Tensors of inference mode count no writes; a training comes before.
+            before, counts = state.now, not state.prognostic.is_inference()
+            version = before._version if counts else 0
+            after = fix(after, before, *more)
+            if counts and before._version != version:
+                raise UserError(
+                    "physics: expected corrections that leave the state before the step as it is, which later corrections and "
+                    f"frames have too, got {type(fix).__qualname__} of {type(fix).__module__}, which writes to it; copy it first "
+                    "(`before.clone()`)"
+                )
         return self._continued(state, after)
 
     def _denormalised(self, state: State, y_BCTHW: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from credit_like.errors import UserError
 from credit_like.schema.data import DataSection
 from credit_like.state import Sample
 from credit_like.stepper import Stepper
@@ -169,6 +170,30 @@ def test_the_index_follows_the_time(variables):
     s = sample()
     states = list(stepper.rollout(stepper.initial(s.prognostic, s.index), s.forcing, 3))
     assert states[-1].index.tolist() == [7, 12]
+
+
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_physics_that_writes_to_the_state_before_is_refused(variables, recomputes):
+    """Later corrections, and the next step of a model with a history, would have another state."""
+
+    class Change(nn.Module):
+        def forward(self, after, before):
+            before -= after[:, : before.shape[1]]
+            return 1 * after
+
+    class Careful(nn.Module):
+        def forward(self, after, before):
+            return after.clamp_(min=0) - 0 * before.clone().mul_(2).sum()
+
+    stepper, _ = make(variables, "increment", physics=[Change()])
+    stepper.recomputes = recomputes
+    given = sample(leads=1)
+    with pytest.raises(
+        UserError, match=r"physics: expected corrections that leave the state before .*Change of .*test_stepper"
+    ):
+        list(stepper.predict_sample(given))
+    careful, _ = make(variables, "increment", physics=[Careful()])
+    assert len(list(careful.predict_sample(given))) == 1
 
 
 def test_physics_sees_the_output_and_the_state_before(variables):

@@ -2,14 +2,14 @@
 
 A plug-in has the attributes of `PhysicsPlugin`. It builds a module whose forward(after_BCHW, before_BCHW) takes the
 prognostic and diagnostic channels that the model predicted, in physical units, and the prognostic channels of the
-previous state, and returns the corrected prediction. The stepper applies the modules in the order of the experiment's
-`physics`, in training and in forecasts, so they must be differentiable. `rows` are this rank's, and `reduce` sums a
-partial mean over the ranks that share a sample. A plug-in with `shares_columns = True` also gets `columns`, this rank's
-columns; `whole_rows`, which turns this rank's part (…, h, w) of a field into its rows with all columns; and
-`column_ranks`, the number of ranks that share a row. It can be used with `trainer.parallelism.domain: [rows, columns]`;
-others are refused there. A module with `needs_forcing = True` takes the dynamic forcing at the
-time before the step as its third argument, and one with `after_epochs = n` is left out in the first n epochs of
-training. A plug-in may also have `find(config, variables)`, which needs no torch: it returns the positions of the
+previous state, to which it must not write, and returns the corrected prediction. The stepper applies the modules in the
+order of the experiment's `physics`, in training and in forecasts, so they must be differentiable. `rows` are this
+rank's, and `reduce` sums a partial mean over the ranks that share a sample. A plug-in with `shares_columns = True` also
+gets `columns`, this rank's columns; `whole_rows`, which turns this rank's part (…, h, w) of a field into its rows with
+all columns; and `column_ranks`, the number of ranks that share a row. It can be used with
+`trainer.parallelism.domain: [rows, columns]`; others are refused there. A module with `needs_forcing = True` takes the
+dynamic forcing at the time before the step as its third argument, and one with `after_epochs = n` is left out in the
+first n epochs of training. A plug-in may also have `find(config, variables)`, which needs no torch: it returns the positions of the
 corrected quantities among the channels, and raises UserError for variables that the model does not have, so that
 `credit-like check` can report them. So it does with `check_data(config, store)`, which raises UserError for a grid,
 periods or units that do not suit the correction, and reads no fields (it is called before `build` too); and with
