@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from credit_like.schema.load import load_experiment
+from tests.experiments import representatives
 
 ROOT = Path(__file__).parents[1]
 
@@ -89,7 +90,7 @@ def test_a_command_replaces_its_own_section_alone(ensemble, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("noise", ["decoder", "conditional-norm"])
+@pytest.mark.parametrize("noise", representatives(["decoder", "conditional-norm"], "conditional-norm"))
 def test_a_measurement_counts_activations_of_every_member(tmp_path, noise):
     """Times depend on the load. What noise makes is made again in backward, so a member keeps what a deterministic step keeps."""
     page = tmp_path / "ensemble.md"

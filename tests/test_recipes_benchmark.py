@@ -97,7 +97,7 @@ def test_the_run_to_which_variables_are_added_lacks_them(recipes, tmp_path):
     assert here == there | {"column_water", "precipitation"}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_rehearsal_writes_the_tables(recipes, tmp_path):
     page = tmp_path / "recipes.md"
     options = (

@@ -274,7 +274,7 @@ def test_steps_of_random_numbers_of_leads_are_compared(tmp_path):
     assert found["FSDP2 2, continued in one process"].ok
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_comparison_of_parts_from_outside(tmp_path, monkeypatch):
     """By the command, whose exit status says so."""
     printed = []

@@ -71,7 +71,7 @@ def test_one_rank_killed_ends_the_others_and_the_run_goes_on_after(tmp_path, mon
     many_kills(tmp_path, 2, "fsdp2", kills=4, within=2.0, one=True)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_kill_minus_nine_of_a_program_started_from_a_shell(tmp_path) -> None:
     """The same without forks: a fresh interpreter, two kills, the same command each time."""
     environment = {**os.environ, "PAUSE": "0.02", "OMP_NUM_THREADS": "1"}

@@ -154,7 +154,7 @@ def test_weatherbench2_trains_and_forecasts_by_url(request, monkeypatch, tmp_pat
         assert sorted(chunks) == [f"/wb2.zarr/temperature/{i}.0.0.0" for i in range(3)]  # each once, by all processes
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_arco_era5_trains_and_forecasts_by_url(monkeypatch, tmp_path, public):
     monkeypatch.setenv("SCRATCH", str(tmp_path))
     runs("arco-era5.yml", f"{public.url}/arco.zarr", {}, tmp_path, ARCO)

@@ -107,6 +107,7 @@ def left_alone(rank, world, port, save_loc, section) -> int:
     return build.train(load_experiment(section["file"]))
 
 
+@pytest.mark.long
 def test_three_jobs_end_as_one(tmp_path, monkeypatch):
     """On two nodes; the first job's walltime ends with SIGTERM, the second is killed in mid-step, the third finishes.
 

@@ -56,7 +56,7 @@ def fingerprint(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["wxformer-tiny", "wxformer-1deg", pytest.param("wxformer-0.25deg", marks=pytest.mark.slow)]
+    "name", ["wxformer-tiny", "wxformer-1deg", pytest.param("wxformer-0.25deg", marks=pytest.mark.long)]
 )
 def test_equals_its_fingerprint(name):
     recorded = json.loads((FOLDER / name / "fingerprint.json").read_text())

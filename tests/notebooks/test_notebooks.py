@@ -9,6 +9,7 @@ import pytest
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+LONG = ("04_ensembles", "05_fine_tuning_from_credit")
 
 
 def test_there_are_notebooks():
@@ -24,7 +25,7 @@ def test_outputs_are_stripped(path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "path",
-    [pytest.param(p, id=p.stem, marks=[pytest.mark.long] * (p.stem == "04_ensembles")) for p in NOTEBOOKS],
+    [pytest.param(p, id=p.stem, marks=[pytest.mark.long] * (p.stem in LONG)) for p in NOTEBOOKS],
 )
 # The kernel's messaging library opens its event loop at import, before any test could ask it not to.
 @pytest.mark.filterwarnings("default::DeprecationWarning", "default::ResourceWarning")

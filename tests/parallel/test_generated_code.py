@@ -29,7 +29,7 @@ KINDS = [
     ("TransformerLayer", {"noise": NORMS}),
     ("UpBlock", {"upsample": "transpose"}),
 ]
-CI = [kind for kind in KINDS if not kind[1]]
+CI = [("TransformerLayer", {}), ("UpBlock", {})]
 
 
 def test_every_kind_of_unit_is_listed():

@@ -32,6 +32,8 @@ from credit_like.variables import Variables
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "config").glob("*.yml"))
 ZOO = sorted((ROOT / "models").glob("*/model.yml"))
+MARKS = {"era5-1deg.yml": (), "gcm-t21.yml": pytest.mark.slow, "gcm-t21-ensemble.yml": pytest.mark.slow}
+"""Of an experiment with autocast, one without and one with members; the others are among the long tests."""
 
 
 def _experiment(path):
@@ -121,7 +123,7 @@ def _check(result, says):
 
 @pytest.mark.parametrize(
     "path",
-    [path if path.name == "era5-1deg.yml" else pytest.param(path, marks=pytest.mark.slow) for path in FILES + ZOO],
+    [pytest.param(path, marks=MARKS.get(path.name, pytest.mark.long)) for path in FILES + ZOO],
     ids=lambda path: "-".join(path.parts[-2:]),
 )
 def test_every_unit_computes_in_what_the_experiment_says(run_ranks, path):

@@ -99,7 +99,10 @@ def test_a_box_has_the_numbers_of_the_whole(tmp_path, way, model, case, shifted)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "data", "shifted", "eps", "bounds"),
-    [("rollout", "none", True, [TAME], EXACT), ("whole rows", "fsdp2", False, [], COARSE)],
+    [
+        ("rollout", "none", True, [TAME], EXACT),
+        pytest.param("whole rows", "fsdp2", False, [], COARSE, marks=pytest.mark.long),
+    ],
     ids=["rollout", "whole rows, default eps"],
 )
 def test_small_boxes_have_the_numbers_of_the_whole(tmp_path, way, data, shifted, eps, bounds):

@@ -149,7 +149,7 @@ def every_source(run_ranks, shared, tmp_path_factory):
     return folder, load(run_ranks, folder, shared[1], LAYOUTS, SERIAL)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_from_some_layouts_to_others(run_ranks, shared, tmp_path):
     """Between data, tensor and domain parallel, boxes, DDP and FSDP2; all pairs are among the long tests."""
     sources = [Case(1, 2, 2, columns=2), Case(2, 1, 1, data="ddp")]

@@ -45,7 +45,7 @@ TWO = {(2, 1, 1, 1), (2, 1, 1, 2), (1, 2, 1, 1), (1, 1, 2, 1)}
 FOUR = {(4, 1, 1, 1), (4, 1, 1, 2), (4, 1, 1, 4), (2, 1, 2, 1), (2, 1, 2, 2), (2, 2, 1, 1), (1, 2, 2, 1)}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("ranks", "layouts"), [(2, TWO), pytest.param(4, FOUR, marks=pytest.mark.long)])
 def test_plan_of_some_ranks(small, tmp_path, capsys, ranks, layouts):
     """Every row has as many ranks as there are; parameters and optimiser state are shared by the shards."""

@@ -157,7 +157,7 @@ def test_same_bits_twice_and_other_weather_from_another_seed(sphere: Sphere) -> 
     assert np.abs(first["u"] - other["u"]).max() > 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_weather_is_stationary_and_soon_forgets(sphere: Sphere) -> None:
     """Storms equally strong in both halves of 100 days, close to themselves after 6 h and strangers after 5 days."""
     v_TLJI = simulate(sphere, 21600.0, 400, 200, 0)["v"]
@@ -169,7 +169,7 @@ def test_weather_is_stationary_and_soon_forgets(sphere: Sphere) -> None:
     assert np.sqrt(np.mean((v_TLJI[20:] - v_TLJI[:-20]) ** 2)) > spread
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_small_disturbance_grows_as_in_weather(sphere: Sphere) -> None:
     """Chaos: a change of one part in 10^5 of the storms is small after a day and grows thirtyfold in the next 29."""
     model = ShallowWater(sphere, 5400.0, ground=mountains(sphere), climate=Climate(), diffusion_time=86400.0)

@@ -65,7 +65,7 @@ def _sharded(rank, shape, width, tiny, noise, reference):
     ("shape", "width"),
     [
         ((2, 1), 24),
-        pytest.param((3, 1), 24, marks=pytest.mark.slow),
+        pytest.param((3, 1), 24, marks=pytest.mark.long),
         ((1, 2), 56),
         pytest.param((2, 2), 56, marks=pytest.mark.slow),
     ],
