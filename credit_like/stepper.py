@@ -5,7 +5,7 @@ Shape suffixes: B batch, C channels, T frames, L leads, H rows (this rank's), W 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -135,15 +135,14 @@ class Stepper(nn.Module):
         after = self._denormalised(state, y_BCTHW)
         for fix in self.active:
             more = (forcing_BCHW,) if getattr(fix, "needs_forcing", False) else ()
-            # Tensors of inference mode count no writes; a training comes before.
-            before, counts = state.now, not state.prognostic.is_inference()
-            version = before._version if counts else 0
-            after = fix(after, before, *more)
-            if counts and before._version != version:
+            given = (state.now, *more)
+            versions = _versions(given)
+            after = fix(after, *given)
+            if _versions(given) != versions:
                 raise UserError(
-                    "physics: expected corrections that leave the state before the step as it is, which later corrections and "
-                    f"frames have too, got {type(fix).__qualname__} of {type(fix).__module__}, which writes to it; copy it first "
-                    "(`before.clone()`)"
+                    "physics: expected corrections that leave the state and the forcing before the step as they are, which later "
+                    f"corrections and frames have too, got {type(fix).__qualname__} of {type(fix).__module__}, which writes to "
+                    "them; copy them first (`before.clone()`)"
                 )
         return self._continued(state, after)
 
@@ -240,3 +239,8 @@ def recomputed_if(recomputes: bool, function: Callable[..., Results], *arguments
         return function(*arguments)
     results: Results = checkpoint(function, *arguments, use_reentrant=False)
     return results
+
+
+def _versions(tensors: Iterable[Tensor]) -> list[int]:
+    """Return how often each tensor, or what it is a view of, was written to; tensors of inference mode do not count that."""
+    return [tensor._version for tensor in tensors if not tensor.is_inference()]

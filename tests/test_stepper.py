@@ -173,25 +173,35 @@ def test_the_index_follows_the_time(variables):
 
 
 @pytest.mark.parametrize("recomputes", [False, True])
-def test_physics_that_writes_to_the_state_before_is_refused(variables, recomputes):
-    """Later corrections, and the next step of a model with a history, would have another state."""
+def test_physics_that_writes_to_the_state_or_the_forcing_before_is_refused(variables, recomputes):
+    """Later corrections, and the next step of a model with a history, would have others."""
 
     class Change(nn.Module):
         def forward(self, after, before):
             before -= after[:, : before.shape[1]]
             return 1 * after
 
-    class Careful(nn.Module):
-        def forward(self, after, before):
-            return after.clamp_(min=0) - 0 * before.clone().mul_(2).sum()
+    class ChangeForcing(nn.Module):
+        needs_forcing = True
 
-    stepper, _ = make(variables, "increment", physics=[Change()])
-    stepper.recomputes = recomputes
+        def forward(self, after, before, forcing):
+            return after + 0 * forcing.clamp_(min=0).sum()
+
+    class Careful(nn.Module):
+        needs_forcing = True
+
+        def forward(self, after, before, forcing):
+            return after.clamp_(min=0) - 0 * (before.clone().mul_(2).sum() + forcing.clone().mul_(2).sum())
+
     given = sample(leads=1)
-    with pytest.raises(
-        UserError, match=r"physics: expected corrections that leave the state before .*Change of .*test_stepper"
-    ):
-        list(stepper.predict_sample(given))
+    for change in (Change(), ChangeForcing()):
+        stepper, _ = make(variables, "increment", physics=[change])
+        stepper.recomputes = recomputes
+        with pytest.raises(
+            UserError,
+            match=rf"physics: expected corrections that leave the state .*{type(change).__name__} of .*test_stepper",
+        ):
+            list(stepper.predict_sample(given))
     careful, _ = make(variables, "increment", physics=[Careful()])
     assert len(list(careful.predict_sample(given))) == 1
 
