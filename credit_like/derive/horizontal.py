@@ -7,13 +7,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from credit_like.grid import Grid
+from credit_like.grid import ROUNDING, Grid
 from credit_like.nn.constants import on_device
 
 EARTH_RADIUS = 6.371229e6
 """m, as in the IFS."""
-_NEAR = 1e-4
-"""Degrees within which a row is at a pole."""
 
 
 def vorticity(u: Tensor, v: Tensor, grid: Grid) -> Tensor:
@@ -67,7 +65,7 @@ def _to_pole(latitude: NDArray[np.float64], end: int) -> NDArray[np.float64]:
     """Return the pole beyond the first or last row (`end` 0 or -1) if no row is missing between them, or else nothing."""
     row, inner = latitude[end], latitude[1 if end == 0 else -2]
     pole = np.copysign(90.0, row)
-    is_next = abs(row) > abs(inner) and _NEAR < abs(pole - row) < abs(row - inner) + _NEAR
+    is_next = abs(row) > abs(inner) and ROUNDING < abs(pole - row) < abs(row - inner) + ROUNDING
     return np.array([pole] if is_next else [])
 
 
@@ -88,7 +86,7 @@ def _at_poles(result: Tensor, wind: Tensor, grid: Grid, sign: int) -> Tensor:
     """
     rows = list(result.unbind(-2))
     for row, neighbour in ((0, 1), (-1, -2)):
-        if abs(abs(grid.latitude[row]) - 90) < _NEAR:
+        if abs(abs(grid.latitude[row]) - 90) < ROUNDING:
             nearest = np.deg2rad(abs(grid.latitude[neighbour]))
             scale = sign * np.sign(grid.latitude[row]) * np.cos(nearest) / (EARTH_RADIUS * (1 - np.sin(nearest)))
             around = scale * wind[..., neighbour, :] if grid.is_periodic else rows[neighbour]
