@@ -6,6 +6,7 @@ Axes: M members, L leads, K levels (1 at the surface), H latitude rows, W longit
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -59,7 +60,6 @@ class Regions:
         self.names = list(masks)
         self.weights = grid.latitude_weights()[:, None] * np.stack(list(masks.values()))
         self._flat = self.weights.reshape(len(masks), -1).T
-        self.weights = _locked(self.weights)
 
     def mean(self, x: Array) -> Array:
         """Reduce (…, H, W) to (…, R): weighted means over the points with data, NaN if a region has none."""
@@ -106,6 +106,11 @@ class Fields:
         self.events = None if self.events is None else _locked(self.events)
         if self.thresholds is not None:
             self.thresholds = _locked(self.thresholds[0]), _locked(self.thresholds[1])
+        # Copies, because grid and regions are those of the evaluation. In another process their arrays would lose a lock.
+        self.regions, self.grid = copy(self.regions), copy(self.grid)
+        self.regions.weights = _locked(self.regions.weights)
+        for name in ("latitude", "longitude"):
+            object.__setattr__(self.grid, name, _locked(getattr(self.grid, name)))
         return self
 
     def at_lead(self, lead: int) -> Fields:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import pickle
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from credit_like.errors import UserError
 from credit_like.evaluation.collect import Collected
 from credit_like.evaluation.evaluate import evaluate
 from credit_like.evaluation.fields import Regions
-from credit_like.evaluation.metrics import needs_problem, score, statistics
+from credit_like.evaluation.metrics import needs_problem, score, statistics, try_out
 from credit_like.evaluation.needs import check_metrics
 from credit_like.schema.inference import Thresholds
 
@@ -66,12 +67,43 @@ def test_a_right_one_is_the_mean_of_numpy(scores, world):
     np.testing.assert_array_equal(mine.sel(metric="mine_low"), mine.sel(metric="rmse_low"))
 
 
-@pytest.mark.parametrize("array", ["forecast", "truth", "climatology", "ensemble_mean", "valid", "regions.weights"])
+@pytest.mark.parametrize(
+    "array",
+    [
+        "forecast",
+        "truth",
+        "climatology",
+        "ensemble_mean",
+        "valid",
+        "regions.weights",
+        "grid.latitude",
+        "grid.longitude",
+    ],
+)
 def test_what_others_score_too_cannot_be_written_to(scores, array):
     """`error = fields.forecast[0]; error -= fields.truth` changed the scores of all metrics after it."""
     text = f"def per_time(fields):\n    x = fields.{array}\n    x -= x\n    return {{'x': fields.mean(fields.error)}}\n"
     with pytest.raises(UserError, match=r"mine in .*mine.py: expected a metric without errors, got .*mine.py:4: "):
         scores(text + FINISH)
+
+
+def test_nor_in_another_process(make_fields):
+    """Arrays that were pickled can be written to again."""
+    fields = pickle.loads(pickle.dumps(make_fields().lock())).lock()
+    arrays = {"forecast": fields.forecast, "weights": fields.regions.weights, "latitude": fields.grid.latitude}
+    assert {name: array.flags.writeable for name, array in arrays.items()} == dict.fromkeys(arrays, False)
+
+
+def test_rounding_of_single_precision_is_no_dependence_on_other_leads(make_fields):
+    """The order of a sum depends on the number of leads in some libraries."""
+
+    def per_time(fields):
+        values = fields.mean(fields.error**2)
+        return {"x": (values * (1 + 3e-6 * len(values))).astype(np.float32)}
+
+    metric = ModuleType("mine")
+    vars(metric).update(__file__="mine.py", per_time=per_time, finish=lambda means: means["x"])
+    try_out("mine", metric, make_fields().lock())
 
 
 @pytest.mark.parametrize(
@@ -88,6 +120,11 @@ def test_what_others_score_too_cannot_be_written_to(scores, array):
 def test_statistics_of_another_shape_are_refused(scores, values, got):
     with pytest.raises(UserError, match=r"expected statistics on \(leads, levels, regions\).*got " + got):
         scores(f"def per_time(fields):\n    return {{'x': {values}}}\n" + FINISH)
+
+
+def test_lists_of_unequal_lengths_are_refused(scores):
+    with pytest.raises(UserError, match=r"mine.py: expected a metric without errors, got ValueError .*inhomogeneous"):
+        scores("def per_time(fields):\n    return {'x': [[1.0], [1.0, 2.0]]}\n" + FINISH)
 
 
 def test_statistics_without_names_are_refused(scores):
@@ -123,6 +160,37 @@ def test_a_further_dimension_of_another_size_is_refused(grid):
 def test_a_score_of_another_shape_is_refused(scores, finish, message, bootstrap):
     with pytest.raises(UserError, match=message):
         scores(MSE + f"def finish(means):\n    return {finish}\n", bootstrap)
+
+
+def test_a_score_of_another_shape_of_resamples_is_refused(scores):
+    finish = "means['x'] if np.ndim(means['x']) < 4 else means['x'][0]"
+    with pytest.raises(
+        UserError, match=r"expected a score of the shape of the means, \(5, 3, [12], 4\), got \(3, [12], 4\)"
+    ):
+        scores(MSE + f"def finish(means):\n    return {finish}\n", 5)
+
+
+def test_a_wrong_finish_is_found_before_all_is_scored(world, tmp_path):
+    experiment, forecasts, store, variables = world
+    (tmp_path / "own" / "metrics").mkdir(parents=True)
+    (tmp_path / "own" / "metrics" / "mine.py").write_text(MSE + "def finish(means):\n    return means['y']\n")
+    section = experiment.evaluation.model_copy(update={"metrics": ("mine",)})
+    updated = experiment.model_copy(update={"evaluation": section, "plugins": (str(tmp_path / "own"),)})
+    done = []
+    with pytest.raises(UserError, match=r"got KeyError at .*mine.py:4"):
+        evaluate(updated, forecasts, store, store, variables, progress=lambda *numbers: done.append(numbers))
+    assert not done
+
+
+@pytest.mark.parametrize(
+    "finish", ["x / x.max()", "x - x.flat[0]", "np.broadcast_to(x.mean(), x.shape)", "np.sort(x, None)"]
+)
+def test_a_score_that_depends_on_other_means_is_refused(scores, finish):
+    """Bounds and comparisons take resamples and single numbers for the means of leads."""
+    with pytest.raises(
+        UserError, match=r"expected a finish that computes element by element.*got other scores of single"
+    ):
+        scores(MSE + f"def finish(means):\n    x = means['x']\n    return np.reshape({finish}, x.shape)\n")
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,19 @@ if TYPE_CHECKING:
 
 INPUTS = frozenset({"members", "ensemble", "climatology", "precipitation", "thresholds", "circles"})
 """What `NEEDS` of a metric may name."""
-_TOLERANCE = 1e-6
-"""Largest difference of a statistic relative to the largest value: more than rounding."""
-_ERRORS = (ArithmeticError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError)
+_TOLERANCE = 1e-4
+"""Largest difference of a statistic relative to the largest value: more than rounding in fp32, in which a metric may compute."""
+_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    NameError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 """What code of others raises where it is wrong."""
 
 
@@ -92,7 +102,8 @@ def statistics(name: str, metric: ModuleType, fields: Fields) -> dict[str, Array
         raise _refusal(name, metric, f"a dict of {expected}", _text(found), "change per_time")
     result = {}
     for statistic, values in found.items():
-        array = np.asarray(values)
+        with _errors_of(name, metric):
+            array = np.asarray(values)
         fits = array.ndim == 3 + len(further) and array.shape[:3] == shape
         if not fits or array.dtype.kind not in "fiub":
             cure = "take means over the area with fields.mean, and name further dimensions in EXTRA"
@@ -116,21 +127,50 @@ def score(name: str, metric: ModuleType, means: dict[str, Array]) -> Array:
     return found
 
 
-def refuse_memory(name: str, metric: ModuleType, fields: Fields) -> None:
-    """Raise UserError for a metric that gives a lead other statistics beside other leads than alone, or in another call."""
+def try_out(name: str, metric: ModuleType, fields: Fields) -> None:
+    """Raise UserError for a metric that does not do on these fields what `Metric` asks of it."""
     together = statistics(name, metric, fields)
+    _refuse_memory(name, metric, fields, together)
+    _refuse_mixing(name, metric, {statistic: values.astype(np.float64) for statistic, values in together.items()})
+
+
+def _refuse_memory(name: str, metric: ModuleType, fields: Fields, together: Mapping[str, Array]) -> None:
+    """Raise UserError for a metric that gives a lead other statistics beside other leads than alone, or in another call."""
     alone = [statistics(name, metric, fields.at_lead(lead)) for lead in range(len(fields.truth))]
     for statistic, values in together.items():
         parts = [one[statistic] for one in alone if statistic in one and one[statistic].shape[1:] == values.shape[1:]]
-        size = float(np.abs(np.nan_to_num(values, nan=0, posinf=0, neginf=0)).max(initial=0))
-        if len(parts) < len(alone) or not np.allclose(
-            np.concatenate(parts), values, rtol=0, atol=_TOLERANCE * size, equal_nan=True
-        ):
+        if len(parts) < len(alone) or not _is_close(np.concatenate(parts), values):
             expected = (
                 f"statistics of a lead that depend on that lead alone, because leads come in blocks ({statistic!r})"
             )
             cure = "use no other leads, keep nothing between calls, and draw no random numbers"
             raise _refusal(name, metric, expected, "others when each lead was given by itself", cure)
+
+
+def _refuse_mixing(name: str, metric: ModuleType, means: dict[str, Array]) -> None:
+    """Raise UserError for a metric that gives a single mean another score than all of them together.
+
+    With further dimensions, whose scores have no intervals and are not compared, the score of all is computed alone.
+    """
+    if not means:
+        return
+    with np.errstate(all="ignore"):  # these means are not those of the evaluation
+        together = score(name, metric, means)
+        if extra(metric):
+            return
+        singles = [
+            score(name, metric, {statistic: np.asarray(values[at]) for statistic, values in means.items()})
+            for at in np.ndindex(together.shape)
+        ]
+    if not _is_close(np.reshape(singles, together.shape), together):
+        expected = "a finish that computes element by element, because it gets resamples and single numbers too"
+        cure = "use no mean, largest value or difference of several means"
+        raise _refusal(name, metric, expected, "other scores of single numbers than of all together", cure)
+
+
+def _is_close(values: Array, others: Array) -> bool:
+    size = float(np.abs(np.nan_to_num(others, nan=0, posinf=0, neginf=0)).max(initial=0))
+    return np.allclose(values, others, rtol=0, atol=_TOLERANCE * size, equal_nan=True)
 
 
 def of_others(metric: ModuleType) -> bool:
