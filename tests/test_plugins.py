@@ -352,14 +352,18 @@ def test_a_loss_that_is_another_one_in_parts_is_refused(tmp_path, name):
     assert found == refused
 
 
-@pytest.mark.parametrize("text", ["error.clamp_(-1, 1).square()", "error.square_()"])
+@pytest.mark.parametrize("text", ["error.clamp_(-1, 1).square()", "error.square_()", "error.mul_(2).square()"])
 def test_a_loss_of_a_sum_that_writes_to_the_errors_is_refused(tmp_path, text):
     """The losses after it would get other errors; alone it may do so."""
     folder = write(tmp_path / "parts", "bad", text=LOSS.replace("{factor} * error.square()", text))
     terms = "loss={type: sum, terms: [{loss: {type: bad}}, {loss: {type: mse}}]}"
-    together, alone = (load(tmp_path, [str(folder)], loss).loss for loss in (terms, "loss={type: bad}"))
+    others = "loss={type: sum, terms: [{loss: {type: mae}}, {loss: {type: mse}}]}"
+    together, alone, careful = (
+        load(tmp_path, [str(folder)], loss).loss for loss in (terms, "loss={type: bad}", others)
+    )
     for shared in (Shared(False, False, False), Shared(True, True, True)):
-        refuse_unshareable(alone, 2, (16, 8), 1, shared, torch.device("cpu"))
+        for allowed in (alone, careful):
+            refuse_unshareable(allowed, 2, (16, 8), 1, shared, torch.device("cpu"))
         with pytest.raises(
             UserError, match=r"leaves the errors and the target as they are .*bad\.py, got one that writes"
         ):

@@ -114,9 +114,9 @@ class Scorer:
                 gaps[name] = np.where(np.isin(block.leads, source.leads), lost, np.nan)
             for metric, module in self.metrics.items():
                 if _applies(module, fields):
-                    if block.init == block.first_lead == 0 and name == MODEL and of_others(module):
-                        try_out(metric, module, fields)
-                    for statistic, values in statistics(metric, module, fields).items():
+                    is_first = block.init == block.first_lead == 0 and name == MODEL
+                    compute = try_out if is_first and of_others(module) else statistics
+                    for statistic, values in compute(metric, module, fields).items():
                         result[name, metric, statistic] = values
         return BlockScores(result, gaps)
 

@@ -77,6 +77,15 @@ def test_rows_beside_a_pole_that_is_no_row_are_as_exact_as_others(latitude, long
     assert (rotation - expected)[polar].abs().max() < 1e-3 * expected.abs().max()
 
 
+def test_edges_of_an_area_do_not_reach_to_the_pole():
+    """Beyond the edge, the wind may be any: the difference is one-sided, of rows that there are."""
+    latitude, longitude = np.linspace(60, 20, 81), np.arange(0, 90.5)
+    u, v, *expected = of_harmonics(latitude, longitude)
+    for compute, wanted in zip((vorticity, divergence), expected, strict=True):
+        error = (compute(u, v, Grid(latitude, longitude)) - wanted).abs()
+        assert error[[0, -1], 1:-1].max() < 0.05 * wanted.abs().max()
+
+
 def test_a_pole_of_a_sector_is_not_taken_for_one_of_whole_circles():
     """The wind along a part of a circle is no circulation."""
     latitude, longitude = np.linspace(90, 30, 61), np.arange(0, 90.5)

@@ -205,12 +205,14 @@ def test_rows_of_the_truth_are_those_of_the_whole(world, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("north", "south", "east"), [(80, -80, 360), (90, 20, 60)], ids=["without poles", "a sector with a pole"]
+    ("first", "last", "east"),
+    [(80, -80, 360), (90, 20, 60), (20, 90, 60)],
+    ids=["without poles", "a sector with a pole", "the same, south first"],
 )
-def test_so_are_single_rows_of_other_grids(world, tmp_path, north, south, east):
+def test_so_are_single_rows_of_other_grids(world, tmp_path, first, last, east):
     (tmp_path / "levels.yml").write_bytes((world / "levels.yml").read_bytes())
     with xr.open_dataset(world / "data.nc") as data:
-        latitude = np.linspace(north, south, data.sizes["latitude"])
+        latitude = np.linspace(first, last, data.sizes["latitude"])
         longitude = np.arange(data.sizes["longitude"]) * east / data.sizes["longitude"]
         data.assign_coords(latitude=latitude, longitude=longitude).to_netcdf(tmp_path / "data.nc")
     experiment = make_experiment(tmp_path, tmp_path, evaluation={"derive": everything(tmp_path)})

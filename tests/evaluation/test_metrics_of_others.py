@@ -17,7 +17,9 @@ from credit_like.evaluation.evaluate import evaluate
 from credit_like.evaluation.fields import Regions
 from credit_like.evaluation.metrics import needs_problem, score, statistics, try_out
 from credit_like.evaluation.needs import check_metrics
+from credit_like.evaluation.significance import score_differences
 from credit_like.schema.inference import Thresholds
+from tests.evaluation.test_significance import frame
 
 FINISH = "def finish(means):\n    return means['x']\n"
 MSE = "def per_time(fields):\n    return {'x': fields.mean(fields.error**2)}\n"
@@ -88,9 +90,19 @@ def test_what_others_score_too_cannot_be_written_to(scores, array):
 
 
 def test_nor_in_another_process(make_fields):
-    """Arrays that were pickled can be written to again."""
-    fields = pickle.loads(pickle.dumps(make_fields().lock())).lock()
-    arrays = {"forecast": fields.forecast, "weights": fields.regions.weights, "latitude": fields.grid.latitude}
+    """Arrays that were pickled can be written to again. What is locked are views: those of the evaluation remain as they are."""
+    thresholds = (np.full((9, 16), 0.5), np.full((9, 16), 281.0))
+    given = make_fields(thresholds=thresholds)
+    given.events = np.full((2, 2, 9, 16), 280.0)
+    grid, regions = given.grid, given.regions
+    fields = pickle.loads(pickle.dumps(given.lock())).lock()
+    assert grid.latitude.flags.writeable
+    assert regions.weights.flags.writeable
+    assert all(array.flags.writeable for array in thresholds)
+    assert fields.thresholds is not None
+    dry, heavy = fields.thresholds
+    arrays = {"forecast": fields.forecast, "events": fields.events, "dry": dry, "heavy": heavy}
+    arrays |= {"weights": fields.regions.weights, "latitude": fields.grid.latitude}
     assert {name: array.flags.writeable for name, array in arrays.items()} == dict.fromkeys(arrays, False)
 
 
@@ -127,11 +139,12 @@ def test_lists_of_unequal_lengths_are_refused(scores):
         scores("def per_time(fields):\n    return {'x': [[1.0], [1.0, 2.0]]}\n" + FINISH)
 
 
-def test_statistics_without_names_are_refused(scores):
-    with pytest.raises(
-        UserError, match=r"expected a dict of statistics .*, got \(3, [12], 4\) of float64; change per_time"
-    ):
-        scores("def per_time(fields):\n    return fields.mean(fields.error)\n" + FINISH)
+@pytest.mark.parametrize(
+    ("values", "got"), [("{}", r"\(3, [12], 4\) of float64"), ("{{0: {}}}", "the names 0")], ids=["an array", "numbers"]
+)
+def test_statistics_without_names_are_refused(scores, values, got):
+    with pytest.raises(UserError, match=rf"expected a dict of statistics .*, by name, got {got}; change per_time"):
+        scores(f"def per_time(fields):\n    return {values.format('fields.mean(fields.error)')}\n" + FINISH)
 
 
 def test_a_further_dimension_that_is_not_there_is_refused(scores):
@@ -168,6 +181,40 @@ def test_a_score_of_another_shape_of_resamples_is_refused(scores):
         UserError, match=r"expected a score of the shape of the means, \(5, 3, [12], 4\), got \(3, [12], 4\)"
     ):
         scores(MSE + f"def finish(means):\n    return {finish}\n", 5)
+
+
+def test_so_is_one_with_further_dimensions(grid):
+    metric = SimpleNamespace(EXTRA="bin", finish=lambda means: means["x"][0], __file__="mine.py", __name__="mine")
+    regions = Regions(grid, {}).names
+    collected = Collected(["model"], {"mine": metric}, np.zeros(1, "M8[s]"), [0], regions)
+    collected.add(SimpleNamespace(name="u", levels=()), [0], 0, 0, {("model", "mine", "x"): np.zeros((1, 1, 4, 5))})
+    with pytest.raises(UserError, match=r"expected a score of the shape of the means, \(1, 1, 4\), got \(1, 4, 5\)"):
+        collected.dataset(0, 0)
+
+
+def test_a_finish_that_fails_in_a_comparison_is_one_message(tmp_path):
+    (tmp_path / "own" / "metrics").mkdir(parents=True)
+    (tmp_path / "own" / "metrics" / "mine.py").write_text(MSE + "def finish(means):\n    return means['y']\n")
+    series = frame(np.ones((4, 1)), "mine", "x")
+    with pytest.raises(
+        UserError, match=r"mine in .*mine.py: expected a metric without errors, got KeyError at .*mine.py:4"
+    ):
+        score_differences(series, series, [str(tmp_path / "own")])
+
+
+@pytest.mark.parametrize("line", ["import no_such_package", "assert fields.thresholds is not None"])
+def test_other_errors_of_others_are_one_message(scores, line):
+    with pytest.raises(
+        UserError, match=r"expected a metric without errors, got (Assertion|ModuleNotFound)Error at .*mine.py:3"
+    ):
+        scores(f"def per_time(fields):\n    {line}\n" + FINISH)
+
+
+def test_those_of_this_package_keep_their_traceback(make_fields):
+    fields = make_fields()
+    fields.climatology = None
+    with pytest.raises(AssertionError):
+        statistics("acc", registry.module("metric", "acc"), fields)
 
 
 def test_a_wrong_finish_is_found_before_all_is_scored(world, tmp_path):

@@ -98,8 +98,8 @@ def statistics(name: str, metric: ModuleType, fields: Fields) -> dict[str, Array
     shape = (*fields.truth.shape[:2], len(fields.regions.names))
     axes = ", ".join(("leads", "levels", "regions", *further))
     expected = f"statistics on ({axes}), beginning with {shape}"
-    if not isinstance(found, Mapping):
-        raise _refusal(name, metric, f"a dict of {expected}", _text(found), "change per_time")
+    if not isinstance(found, Mapping) or not all(isinstance(statistic, str) for statistic in found):
+        raise _refusal(name, metric, f"a dict of {expected}, by name", _named(found), "change per_time")
     result = {}
     for statistic, values in found.items():
         with _errors_of(name, metric):
@@ -127,11 +127,12 @@ def score(name: str, metric: ModuleType, means: dict[str, Array]) -> Array:
     return found
 
 
-def try_out(name: str, metric: ModuleType, fields: Fields) -> None:
-    """Raise UserError for a metric that does not do on these fields what `Metric` asks of it."""
+def try_out(name: str, metric: ModuleType, fields: Fields) -> dict[str, Array]:
+    """Return the statistics of a metric. Raises UserError if it does not do on these fields what `Metric` asks of it."""
     together = statistics(name, metric, fields)
     _refuse_memory(name, metric, fields, together)
     _refuse_mixing(name, metric, {statistic: values.astype(np.float64) for statistic, values in together.items()})
+    return together
 
 
 def _refuse_memory(name: str, metric: ModuleType, fields: Fields, together: Mapping[str, Array]) -> None:
@@ -199,3 +200,7 @@ def _refusal(name: str, metric: ModuleType, expected: str, got: str, cure: str) 
 def _text(values: object) -> str:
     shape = getattr(values, "shape", None)
     return type(values).__name__ if shape is None else f"{tuple(shape)} of {np.asarray(values).dtype}"
+
+
+def _named(found: object) -> str:
+    return f"the names {', '.join(map(repr, found))}" if isinstance(found, Mapping) else _text(found)
