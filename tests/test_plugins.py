@@ -10,13 +10,14 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 from credit_like import build, registry
-from credit_like.check import checked_experiment
+from credit_like.check import checked_experiment, corrections
 from credit_like.checkpoint.export import export, load_export
 from credit_like.errors import UserError
 from credit_like.evaluation.plots import plot_scores
@@ -277,6 +278,21 @@ def test_a_correction_that_is_another_one_on_a_band_of_rows_is_refused(tmp_path,
         for said in run_ranks(2, _refusal, tmp_path / "experiment.yml", overrides):
             expected = CORRECTIONS[factor].replace("bad", name)
             assert re.search(rf"physics\.0: .*{expected}", said) if expected else said == "", (factor, said)
+
+
+def test_a_correction_may_write_to_a_prediction_of_one_channel(monkeypatch):
+    """Its rows were corrected twice in the trial, as a part and as rows of the whole field."""
+
+    class Halve(nn.Module):
+        def forward(self, after, before):
+            return 1 * after.mul_(0.5)
+
+    fields = [torch.arange(12.0).view(1, 1, 4, 3) ** power for power in (2, 1, 1)]
+    monkeypatch.setattr(corrections, "_fields", lambda context: fields)
+    runtime = SimpleNamespace(device=torch.device("cpu"), domain_shape=(2, 1), sum_over_domain=None)
+    context = SimpleNamespace(runtime=runtime, rows=slice(0, 2), columns=slice(None), variables=SimpleNamespace(n=len))
+    context.whole_rows = context.store = context.statistics = None
+    assert corrections._problem(context, SimpleNamespace(build=lambda *_, **__: Halve()), None) == ""
 
 
 def _refusal_of_one(rank, file, overrides):

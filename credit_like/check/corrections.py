@@ -68,7 +68,11 @@ def _problem(context: Context, plugin: ModuleType, config: Any) -> str:
         given: dict[str, Any] = {"rows": rows, "reduce": reduce}
         given |= {"columns": columns, "whole_rows": whole_rows, "column_ranks": ranks} if wide else {}
         fix = plugin.build(config, context.variables, context.store, context.statistics, **given).to(device)
-        inputs = [x[..., rows, columns].contiguous().to(device) for x in (after, before[:, :n], forcing)]
+        # Copies, because a correction may write to the prediction, of which the part of a single channel is a view.
+        inputs = [
+            x[..., rows, columns].clone(memory_format=torch.contiguous_format).to(device)
+            for x in (after, before[:, :n], forcing)
+        ]
         result: Tensor = fix(*inputs[: 3 if getattr(fix, "needs_forcing", False) else 2])
         return result.cpu()
 
