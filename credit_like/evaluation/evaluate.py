@@ -251,6 +251,9 @@ def _scorer(
     Raises UserError for metrics that do not fit the forecasts.
     """
     section, truth = experiment.evaluation, truths.store
+    rainy = [variable for variable in scored if is_precipitation(variable, training)]
+    limits = section.thresholds
+    check_metrics(metrics, model.members, [v.name for v in rainy], limits, [v.name for v in scored])
     period = climatology_times(training, experiment)
     fitting = (training, scored, period, times, section.climatology_window_days)
     climatology = load_climatology(Path(experiment.save_loc) / "climatology.zarr", *fitting) or fit_climatology(
@@ -259,9 +262,6 @@ def _scorer(
     sources: dict[str, Scored] = {MODEL: model, PERSISTENCE: PersistenceForecast(truths), **others}
     sources[CLIMATOLOGY] = ClimatologyForecast(climatology, truth.calendar)
     regions = Regions(truth.grid, section.regions)
-    rainy = [variable for variable in scored if is_precipitation(variable, training)]
-    limits = section.thresholds
-    check_metrics(metrics, model.members, [v.name for v in rainy], limits, [v.name for v in scored])
     needed = {need for module in metrics.values() for need in needs(module)}
     thresholds = {v.name: seeps_thresholds(training, v, period) for v in rainy if "precipitation" in needed}
     dry = {variable.name: dry_limit(variable, training) for variable in rainy}

@@ -266,6 +266,17 @@ def test_unknown_needs_are_refused(needed, message):
         check_metrics({"mine": metric}, 5, [], Thresholds(), [])
 
 
+def test_they_are_refused_before_a_climatology_is_fitted(scores, monkeypatch):
+    """It may take hours."""
+
+    def fit(*_):
+        raise AssertionError
+
+    monkeypatch.setattr("credit_like.evaluation.evaluate.fit_climatology", fit)
+    with pytest.raises(UserError, match=r"evaluation\.metrics: expected NEEDS with some of"):
+        scores("NEEDS = {'member'}\n" + MSE + FINISH)
+
+
 @pytest.mark.parametrize("name", registry.names("metric"))
 def test_those_of_this_package_keep_what_is_asked_of_others(make_fields, name):
     module = registry.module("metric", name)
