@@ -22,7 +22,7 @@ from credit_like.data import units
 from credit_like.data.aliases import find, other_quantity
 from credit_like.data.files import netcdf_files
 from credit_like.data.sources import grib
-from credit_like.data.sources._conventions import FROM_START, PERIOD, role_of
+from credit_like.data.sources._conventions import FROM_START, PERIOD, RANGES, role_of
 from credit_like.data.store import FieldStore
 from credit_like.errors import UserError, reading
 from credit_like.evaluation.climatology import Climatology
@@ -258,6 +258,10 @@ class ForecastFiles:
         if not sum_over and (hours := self._hours_of_sums(array, variable)):
             _LOG.warning(
                 "%s are sums over %s h and those of the truth over %s h, which are not converted", what, *hours
+            )
+        if RANGES in array.attrs:
+            _LOG.warning(
+                "%s are %s, which are scored as they are; convert them to one length of time", what, array.attrs[RANGES]
             )
         levels = levels_in(array["level"], level_units) if variable.levels else ()
         if variable.levels and not set(levels) & set(variable.levels):

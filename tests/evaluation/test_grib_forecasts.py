@@ -159,6 +159,42 @@ def test_precipitation_since_the_initial_time_is_that_of_the_steps_of_the_truth(
     np.testing.assert_allclose(of_steps[:2], [first, second], atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("ranges", "kind", "said"),
+    [
+        (("0-6", "0-12"), "avg", "means over 6, 12 h"),
+        (("0-6", "0-12"), "max", "maxima over 6, 12 h"),
+        (("0-6", "6-12"), "avg", None),
+    ],
+)
+def test_means_over_growing_times_are_scored_with_a_warning(world, tmp_path, caplog, ranges, kind, said):
+    context, forecasts = world
+    name = {"avg": "avg_sp", "max": "max_sp"}[kind]
+    tree = context.experiment.to_dict()
+    tree["data"]["diagnostic"] = {"surface": [{"name": name, "var": "sp"}]}
+    data = type(context.experiment).model_validate(tree).data
+    variables = Variables(data)
+    (variable,) = variables.role("diagnostic")
+    one = forecasts["sp"].isel(number=0, time=0)
+    start = one["time"].values.astype("datetime64[s]").item()
+    keys = {"dataDate": int(f"{start:%Y%m%d}"), "dataTime": int(f"{start:%H%M}"), "shape": (HEIGHT, WIDTH)}
+    keys["area"] = tuple(float(one[axis][end]) for end in (0, -1) for axis in ("latitude", "longitude"))
+    contents = [
+        surface("sp", field.values, stepType=kind, stepRange=hours, **keys)
+        for hours, field in zip(ranges, one, strict=True)
+    ]
+    (tmp_path / "a.grib").write_bytes(b"".join(contents))
+    with caplog.at_level(logging.WARNING):
+        files = ForecastFiles(open_forecast(tmp_path / "a.grib"), open_store(data, variables), "a.grib")
+        read = files.fields(int(files.init[0]), [6 * 3600, 12 * 3600], variable, [0])[0, :, 0]
+    np.testing.assert_allclose(read, one.values, rtol=1e-4)
+    assert caplog.messages == (
+        [f"{name} of a.grib are {said}, which are scored as they are; convert them to one length of time"]
+        if said
+        else []
+    )
+
+
 def test_fields_on_several_grids_are_refused(world, tmp_path):
     contents = [content for _, content in messages(world[1])]
     (tmp_path / "a.grib").write_bytes(b"".join([*contents, surface("sp", step=6)]))

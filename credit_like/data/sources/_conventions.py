@@ -19,6 +19,8 @@ PERIOD = "period_hours"
 """Attribute of variables that are sums over time: the hours of the sum, several if fields differ."""
 FROM_START = "sums_from_initial_time"
 """Attribute of variables of forecasts that are sums from the initial time to each lead."""
+RANGES = "ranges_of_steps"
+"""Attribute of variables of forecasts that are means, maxima or minima over times of several lengths: which, and the hours."""
 DIFFERS = "differs_between_files"
 """Attribute of variables without time that are not the same in all files: two of the files."""
 _STANDARD_NAMES = {

@@ -21,7 +21,7 @@ from xarray.core import indexing
 from credit_like.data.files.direct import DirectArray, Spans, direct
 from credit_like.data.files.find import find_files, is_url
 from credit_like.data.sources import _grib_files
-from credit_like.data.sources._conventions import FROM_START, PERIOD, RepeatedTimes
+from credit_like.data.sources._conventions import FROM_START, PERIOD, RANGES, RepeatedTimes
 from credit_like.data.sources._files import FileConfig, canonical
 from credit_like.data.sources._grib_files import Geometries, Geometry, Message
 from credit_like.data.sources._spectral import Synthesis
@@ -38,6 +38,8 @@ _LEVELS = {
 }
 
 
+_RANGES = {"avg": "means", "max": "maxima", "min": "minima"}
+"""What a field is over its range of steps, by `stepType`."""
 _WIND_ATTRS = {
     "u": {"units": "m s**-1", "long_name": "U component of wind", "standard_name": "eastward_wind"},
     "v": {"units": "m s**-1", "long_name": "V component of wind", "standard_name": "northward_wind"},
@@ -303,6 +305,12 @@ def _field(
     over = {PERIOD: " ".join(f"{period:g}" for period in periods)} if periods else {}
     if axes.is_forecast and len(periods) > 1 and all(message.period == message.step for message in sums):
         over[FROM_START] = "true"
+    others = [message for message in group if message.key("stepType") in _RANGES and message.period]
+    hours = sorted({message.period for message in others})
+    if axes.is_forecast and len(hours) > 1:
+        over[RANGES] = (
+            f"{_RANGES[str(others[0].key('stepType'))]} over {', '.join(f'{period:g}' for period in hours)} h"
+        )
     return xr.Variable((*dims, "latitude", "longitude"), lazy, dict(group[0].attrs) | over)
 
 
