@@ -230,7 +230,7 @@ def test_every_phase_that_computes_something_else_is_compared(tmp_path, capsys, 
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_frozen_parameters_and_members_of_phases_are_the_same_in_every_layout(tmp_path):
     (_, frozen), (_, members) = kit.compared_phases(of_phases(tmp_path))[1:]
     for each, names in ((frozen, {"DDP 2", "FSDP2 2"}), (members, {"ensemble 2"})):

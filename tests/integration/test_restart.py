@@ -95,15 +95,8 @@ def test_kill_minus_nine_at_some_moments(tmp_path, section, moments) -> None:
     harness.assert_same(tmp_path / "killed", tmp_path / "whole")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "extra",
-    [
-        pytest.param([], id="single", marks=pytest.mark.long),
-        pytest.param(PHASES, id="phases", marks=pytest.mark.long),
-        pytest.param(ROLLOUT, id="rollout"),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("extra", [[], PHASES, ROLLOUT], ids=["single", "phases", "rollout"])
 def test_moved_through_every_kind_of_layout(tmp_path, extra) -> None:
     """Stopped after some steps in each: the curve of one process, to rounding."""
     layouts = [

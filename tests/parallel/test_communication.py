@@ -543,7 +543,7 @@ def test_a_step_sends_what_is_derived_and_nothing_else(run_ranks, save_loc, case
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    representatives(list(MORE), "all", "ensemble", "boxes"),
+    representatives(list(MORE), "all", "ensemble"),
 )
 def test_so_does_every_other_way_to_train(run_ranks, save_loc, name):
     check(run_ranks, save_loc, MORE[name])

@@ -316,7 +316,7 @@ def test_compiled_units(run_ranks, tiny, layout, changes):
     check(run_ranks, tiny, layout, changes=changes, steps=1, dtype=torch.float32, body=_compiled, compile=True)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_compiled_units_of_each_kind(run_ranks, tiny):
     body = _one_of_each_kind_compiled
     check(run_ranks, tiny, (1, 1, (1, 2)), changes=WIDE, steps=1, dtype=torch.float32, body=body, compile=True)

@@ -93,7 +93,7 @@ def test_submit_says_the_plan_and_refuses_what_cannot_fit(small, tmp_path, capsy
     assert sorted(path.name for path in tmp_path.iterdir()) == ["machine.yml", "small.yml"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_of_a_training_in_phases_the_hungriest_is_planned(small, known):
     def planned(changes):
         experiment = small.experiment(global_batch_size=1, **changes.pop("trainer", {}), **changes)

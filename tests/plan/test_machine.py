@@ -383,7 +383,7 @@ def test_those_that_take_ten_times_as_long_are_part_of_what_is_sent(monkeypatch)
     assert all(1.9e6 < took < 2.3e6 for *_, took in found)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ranks_measure_their_collectives(run_ranks, tmp_path, monkeypatch):
     monkeypatch.setattr(calibrate, "_TURNS", 2)
     machine, _ = run_ranks(2, _measured_by_ranks, tmp_path)

@@ -10,7 +10,6 @@ from credit_like.plan import replay as module
 from credit_like.plan.layouts import Candidate
 from credit_like.plan.meter import Meter
 from credit_like.plan.replay import Recipes, Replay, cached
-from tests.experiments import representatives
 
 COMPARED = ("messages", "events", "parts", "peak", "flops", "traffic", "checkpoint", "read", "parameters", "place")
 
@@ -148,8 +147,8 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", representatives(LAYOUTS, "FSDP2 over 2 x domain 2"))
+@pytest.mark.long
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_a_simulation_is_the_same_with_and_without_what_others_found_out(run_ranks, small, name):
     # What one layout found out serves the next run of it; recomputation repeats operations of its own.
     experiment = small.experiment(global_batch_size=4, activation_checkpoint=True)
