@@ -140,7 +140,7 @@ def extrapolate_below_ground(
 
     With y = Γ R / g · ln(p / p_s): φ = φ_s − R T* ln(p / p_s) (1 + y/2 + y²/6) and T = T* (1 + y + y²/2 + y³/6)
     [2, equations 15 and 16]. Γ is 6.5 K km⁻¹ for ground below 2000 m. Above 2500 m it is such that the temperature at
-    sea level is at most 298 K, and it is blended between the two in between.
+    sea level is at most 298 K, and it is blended between the two in between; it is never negative.
     """
     t, phi = surface_temperature_HW, surface_geopotential_HW
     height = phi / GRAVITY
@@ -149,7 +149,7 @@ def extrapolate_below_ground(
     blended = ((2500 - height) * sea_level + (height - 2000) * capped) / 500
     # Ground below 2000 m takes the standard rate; the divisor there is replaced, because it may be zero.
     steep = GRAVITY / torch.where(height >= 2000, phi, 1.0)
-    gamma = torch.where(height > 2500, steep * (capped - t).clamp(min=0), steep * (blended - t))
+    gamma = steep * (torch.where(height > 2500, capped, blended) - t).clamp(min=0)
     gamma = torch.where(height >= 2000, gamma, LAPSE_RATE)[..., None, :, :]
     level = on_device(tuple(levels_L), phi.dtype, phi.device)[:, None, None]
     surface = surface_pressure_HW[..., None, :, :]

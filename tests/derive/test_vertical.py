@@ -150,6 +150,27 @@ def test_extrapolation_continues_a_constant_lapse_rate():
     assert reduced.item() == pytest.approx(95_000 * (1 + 0.0065 * 500 / 280) ** (1 / alpha), rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("height", "temperature", "sea_level"),
+    [
+        (1_999.0, 310.0, 310.0 + 0.0065 * 1_999),
+        (2_250.0, 290.0, (290 + 0.0065 * 2_250 + 298) / 2),
+        (2_400.0, 310.0, 310.0),  # warmer than the blend of sea level: no lapse, and no inversion
+        (2_600.0, 290.0, 298.0),
+        (2_600.0, 310.0, 310.0),
+    ],
+)
+def test_air_below_high_ground_has_the_sea_level_of_trenberth(height, temperature, sea_level):
+    """Γ is (sea level − ground) / height, nowhere negative (Trenberth et al. 1993, as NCL's vinth2p_ecmwf)."""
+    one = torch.ones(1, 1, dtype=torch.float64)
+    nothing, ground = torch.zeros(1, 1, 1, dtype=torch.float64), height * vertical.GRAVITY
+    _, t = vertical.extrapolate_below_ground(
+        nothing, nothing, [90_000.0], temperature * one, ground * one, 80_000.0 * one
+    )
+    y = (sea_level - temperature) / ground * 287.05 * np.log(90_000 / 80_000)
+    assert t.item() == pytest.approx(temperature * (1 + y + y**2 / 2 + y**3 / 6), rel=1e-9)
+
+
 @pytest.mark.parametrize("height", [-100.0, 0.0, 1_000.0, 2_200.0, 3_000.0])
 def test_every_function_of_a_column_is_differentiable(height):
     levels = [*LEVELS.a[::17].tolist(), 0.0], [*LEVELS.b[::17].tolist(), 1.0]
