@@ -270,6 +270,12 @@ def _imported(kind: str, name: str, package: PluginPackage) -> ModuleType:
     )
 
 
+def is_foreign(module: str) -> bool:
+    """Return whether the module of this name is one of a plug-in, or of any other package than this."""
+    parts = module.split(".")
+    return parts[0] != "credit_like" or parts[:2] == ["credit_like", "plugins"]
+
+
 def _type_of(config: Any) -> object:
     field = getattr(config, "model_fields", {}).get("type")
     return None if field is None else field.default

@@ -33,7 +33,7 @@ def refuse_unshareable(context: Context) -> None:
         return
     for place, config in enumerate(context.experiment.physics):
         plugin = registry.of("physics", config)
-        if plugin.__name__.startswith("credit_like.physics."):
+        if not registry.is_foreign(plugin.__name__):
             continue
         try:
             problem = _problem(context, plugin, config)

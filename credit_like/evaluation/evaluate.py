@@ -32,7 +32,7 @@ from credit_like.evaluation.fields import Fields, Regions
 from credit_like.evaluation.frames import COLUMNS
 from credit_like.evaluation.gaps import Gaps
 from credit_like.evaluation.html_page import REPORT_MARK
-from credit_like.evaluation.metrics import needs, of_others, statistics, try_out
+from credit_like.evaluation.metrics import needs, statistics, try_out
 from credit_like.evaluation.needs import check_metrics, possible_metrics
 from credit_like.evaluation.precipitation import dry_limit, is_precipitation, seeps_thresholds
 from credit_like.evaluation.results import Wanted, evaluation_folder, is_results, open_results, read_results
@@ -115,7 +115,7 @@ class Scorer:
             for metric, module in self.metrics.items():
                 if _applies(module, fields):
                     is_first = block.init == block.first_lead == 0 and name == MODEL
-                    compute = try_out if is_first and of_others(module) else statistics
+                    compute = try_out if is_first and registry.is_foreign(module.__name__) else statistics
                     for statistic, values in compute(metric, module, fields).items():
                         result[name, metric, statistic] = values
         return BlockScores(result, gaps)

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from credit_like import registry
 from credit_like.naming import counted
 from credit_like.nn.init import own_parameters
 from credit_like.nn.initial_values import reset_of
@@ -34,8 +35,8 @@ _SHOWN = 3
 
 def is_foreign(module: nn.Module) -> bool:
     """Return whether a module's class is one of a plug-in, or of any other package than this and torch."""
-    parts = type(module).__module__.split(".")
-    return parts[0] not in ("credit_like", "torch") or parts[:2] == ["credit_like", "plugins"]
+    name = type(module).__module__
+    return registry.is_foreign(name) and name.split(".")[0] != "torch"
 
 
 def warn_of_samples(model: nn.Module) -> None:

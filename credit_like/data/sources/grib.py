@@ -300,17 +300,16 @@ def _field(
         elif duplicates is None:
             raise RepeatedTimes(_twice(group[int(table[at])], message, axes))
     lazy = indexing.LazilyIndexedArray(_Messages(group, table, geometry))
-    sums = [message for message in group if message.key("stepType") == "accum" and message.period]
+    ranges = [(message, str(message.key("stepType"))) for message in group if message.period]
+    sums = [message for message, kind in ranges if kind == "accum"]
     periods = sorted({message.period for message in sums})
     over = {PERIOD: " ".join(f"{period:g}" for period in periods)} if periods else {}
     if axes.is_forecast and len(periods) > 1 and all(message.period == message.step for message in sums):
         over[FROM_START] = "true"
-    others = [message for message in group if message.key("stepType") in _RANGES and message.period]
-    hours = sorted({message.period for message in others})
+    hours = sorted({message.period for message, kind in ranges if kind in _RANGES})
     if axes.is_forecast and len(hours) > 1:
-        over[RANGES] = (
-            f"{_RANGES[str(others[0].key('stepType'))]} over {', '.join(f'{period:g}' for period in hours)} h"
-        )
+        what = next(_RANGES[kind] for _, kind in ranges if kind in _RANGES)
+        over[RANGES] = f"{what} over {', '.join(f'{period:g}' for period in hours)} h"
     return xr.Variable((*dims, "latitude", "longitude"), lazy, dict(group[0].attrs) | over)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from credit_like.errors import UserError, own_line, reason
-from credit_like.registry import did_you_mean
+from credit_like.registry import did_you_mean, is_foreign
 
 if TYPE_CHECKING:
     from credit_like.evaluation.fields import Array, Fields
@@ -174,11 +174,6 @@ def _is_close(values: Array, others: Array) -> bool:
     return np.allclose(values, others, rtol=0, atol=_TOLERANCE * size, equal_nan=True)
 
 
-def of_others(metric: ModuleType) -> bool:
-    """Return whether a metric is not one of this package."""
-    return not metric.__name__.startswith(f"{__name__}.")
-
-
 @contextmanager
 def _errors_of(name: str, metric: ModuleType) -> Iterator[None]:
     """Convert errors of a metric of others to UserError."""
@@ -187,7 +182,7 @@ def _errors_of(name: str, metric: ModuleType) -> Iterator[None]:
     except UserError:
         raise
     except _ERRORS as error:
-        if not of_others(metric):
+        if not is_foreign(metric.__name__):
             raise
         got = f"{type(error).__name__} at {own_line(error)}: {reason(error)}"
         raise _refusal(name, metric, "a metric without errors", got, "change that line") from error
